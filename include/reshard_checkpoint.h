@@ -288,8 +288,8 @@ rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
 /* ---- 6.5 Converting ---------------------------------------------------------------------------
  *
  * A conversion writes any format that can be read as DCP, safetensors, torch.save or the files of FSDP, within a
- * memory limit. DCP and safetensors have any layout, torch.save has whole tensors. FSDP has one file per rank of a
- * mesh of one axis, with the model only. A conversion that was stopped (by a full disk, by a signal) can be resumed.
+ * memory limit. DCP and safetensors have any layout, torch.save has whole tensors. FSDP has files per rank
+ * of a mesh, with the placements of torch. A conversion that was stopped (by a full disk, by a signal) can be resumed.
  */
 
 /* What becomes of a tensor. Before the call: keep is 1, name and dtype are the tensor's own, layout is NULL.

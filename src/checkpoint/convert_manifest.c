@@ -155,10 +155,56 @@ static rsd_status add_whole_tensors(struct manifest *manifest, const struct targ
 
 /* ---- values ---- */
 
+/* Makes the plain pickle of a JSON value. */
+static rsd_status pickle_json_value(const char *json, struct bytes *out)
+{
+    struct bytes bytes = {0};
+    struct pickle_tree tree;
+    pickle_node root;
+    uint64_t used;
+    bool plain;
+    rsd_status status = pickle_write_json(json, &bytes);
+    if (!status) {
+        status = pickle_read_memory(bytes.data, bytes.n, &tree, &root, &used);
+        if (!status)
+            status = pickle_to_plain_pickle(&tree, root, out, &plain);
+        pickle_tree_drop(&tree);
+    }
+    bytes_drop(&bytes);
+    return status;
+}
+
+/* Makes the item of a value for a format that holds plain pickles only. */
+static rsd_status make_plain_value(struct conversion_run *c, const struct stored_value *value,
+                                   struct manifest_value *out, bool *writable)
+{
+    const struct format_writer *writer = c->manifest.format->writer;
+    struct bytes pickle = {0};
+    char *json = NULL;
+    *writable = writer->holds_value(&c->manifest, value->name);
+    if (!*writable)
+        return RSD_OK;
+    if (value->extent.kind == EXTENT_NONE) {
+        *writable = value->pickle.n > 0;
+        return *writable ? writer->make_value(&value->pickle, &out->item) : RSD_OK;
+    }
+    rsd_status status = value_read_json(c->in, value, &json);
+    *writable = json != NULL;
+    if (!status && json)
+        status = pickle_json_value(json, &pickle);
+    if (!status && json)
+        status = writer->make_value(&pickle, &out->item);
+    bytes_drop(&pickle);
+    rsd_free(json);
+    return status;
+}
+
 /* Makes the item of a value, or sets where to copy it from. *writable is false for an object that is not plain. */
 static rsd_status make_value(struct conversion_run *c, const struct stored_value *value,
                              struct manifest_value *out, bool *writable)
 {
+    if (c->manifest.format->writer->holds_value)
+        return make_plain_value(c, value, out, writable);
     *writable = true;
     if (value->extent.kind == EXTENT_NONE) {
         *writable = value->pickle.n > 0;
@@ -226,6 +272,17 @@ static rsd_status add_tensors_and_values(struct conversion_run *c,
     return status;
 }
 
+/* Keeps the layouts of all targets, which the format states. */
+static rsd_status keep_layouts(struct manifest *manifest, const struct target_list *targets)
+{
+    manifest->layouts = mem_new(targets->n, sizeof(rsd_layout *));
+    if (!manifest->layouts)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < manifest->catalog.ntensors; i++)
+        manifest->layouts[i] = rsd_layout_share(targets->list[i].layout);
+    return RSD_OK;
+}
+
 /* Adds the targets to the manifest: how many files there are, and what is in which file. */
 static rsd_status add_targets(struct conversion_run *c, struct target_list *targets)
 {
@@ -246,8 +303,11 @@ static rsd_status add_targets(struct conversion_run *c, struct target_list *targ
         qsort(targets->list, targets->n, sizeof *targets->list, by_width_and_name);
     for (size_t i = 0; i < targets->n; i++)
         c->source_of[i] = targets->list[i].source;
+    c->manifest.nranks = nranks;
     TRY(whole ? add_whole_tensors(&c->manifest, targets)
               : add_tensors_and_values(c, targets, nranks));
+    if (writer->every_rank)
+        TRY(keep_layouts(&c->manifest, targets));
     if (c->one_file && nfiles > 1)
         return fail(RSD_EINVAL, "output needs %zu files, but %s names one file; pass a directory",
                     nfiles, c->out);

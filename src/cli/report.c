@@ -163,20 +163,40 @@ static void note_not_cast(const struct conversion *request, const rsd_checkpoint
     free(names.names);
 }
 
+static bool is_of_optimizer(const char *name)
+{
+    return strncmp(name, "optimizer.", 10) == 0 || strncmp(name, "optim.", 6) == 0;
+}
+
+/* Whether the files of FSDP hold a value; of the optimizer only with its states. */
+static bool fsdp_holds_value(const char *name, bool with_states)
+{
+    return strcmp(name, "lr_scheduler") == 0 || strncmp(name, "lr_scheduler.", 13) == 0 ||
+           (with_states && is_of_optimizer(name));
+}
+
 void report_notes(const struct conversion *request, const rsd_checkpoint *in)
 {
     struct name_sample tensors = {0}, values = {0};
+    bool fsdp = request->convert.format == RSD_FORMAT_FSDP, with_states = false;
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(in); i++) {
         rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
         rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1};
         if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
-            rsd_rules_map(request->rules, &tensor, &target) == RSD_OK && !target.keep)
-            name_sample_add(&tensors, tensor.name);
+            rsd_rules_map(request->rules, &tensor, &target) == RSD_OK) {
+            if (!target.keep)
+                name_sample_add(&tensors, tensor.name);
+            else if (target.name && is_of_optimizer(target.name))
+                with_states = true;
+        }
         rsd_layout_free(target.layout);
     }
     if (request->convert.format != RSD_FORMAT_DCP)
-        for (int64_t i = 0; i < rsd_checkpoint_nvalues(in); i++)
-            name_sample_add(&values, rsd_checkpoint_value_name(in, i));
+        for (int64_t i = 0; i < rsd_checkpoint_nvalues(in); i++) {
+            const char *name = rsd_checkpoint_value_name(in, i);
+            if (!fsdp || !fsdp_holds_value(name, with_states))
+                name_sample_add(&values, name);
+        }
     print_left_out(request, "tensor", &tensors);
     print_left_out(request, "value", &values);
     note_not_cast(request, in);

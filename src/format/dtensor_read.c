@@ -372,9 +372,17 @@ static int dtensor_probe(const struct store_listing *listing, const struct store
     return file ? SURE_OF_RANK_FILES : NOT_SURE;
 }
 
+static bool dtensor_owns(const char *name)
+{
+    int64_t numbers[2];
+    return name_has_form(name, MODEL_FORM, numbers) || name_has_form(name, OPTIM_FORM, numbers) ||
+           name_has_form(name, EXTRA_FORM, numbers);
+}
+
 const struct format format_dtensor = {.id = RSD_FORMAT_FSDP,
                                       .name = "fsdp",
                                       .probe = dtensor_probe,
                                       .open = dtensor_open,
                                       .locate = catalog_locate,
+                                      .owns = dtensor_owns,
                                       .writer = &dtensor_writer};

@@ -1,16 +1,25 @@
-/* dtensor_write.c - writes the files that ranks save with FSDP, as verl reads them: model_world_size_N_rank_R.pt.
+/* dtensor_write.c - writes the files that ranks save with FSDP, as verl reads them.
  *
- * A tensor that all ranks have is a plain one. Any other is a DTensor, sharded along one dim of a mesh of all ranks,
- * as torch 2.13 pickles it. The archives are those of torch.save.
+ *     model_world_size_N_rank_R.pt         the state dict of rank R
+ *     optim_world_size_N_rank_R.pt         the state of its optimizer, if there is one (optimizer_write.c)
+ *     extra_state_world_size_N_rank_R.pt   the learning rate
+ *     fsdp_config.json                     the version of FSDP and N
+ *
+ * A tensor that is replicated on every axis is a plain one. Any other is a DTensor, as torch 2.13 pickles it. Its mesh
+ * is that of all ranks without the axes that shard other tensors only: FSDP2 leaves the parameters that tensor
+ * parallelism does not touch on the mesh of FSDP, and those of HSDP on the whole mesh. The archives are those of
+ * torch.save.
  */
-#include "torch_saved.h"
+#include "dtensor_write.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define MESH_KEY "mesh" /* of the storage with the ranks of the mesh */
 
-static void put_dtensor_text(struct bytes *out, const char *text)
+static const char spec_module[] = "torch.distributed.tensor._dtensor_spec";
+
+void dtensor_put_text(struct bytes *out, const char *text)
 {
     pickle_write_text(out, (struct slice){text, strlen(text)});
 }
@@ -22,62 +31,205 @@ static void start_object(struct bytes *out, const char *module, const char *name
     pickle_write_op(out, ")\x81}(");
 }
 
+/* Writes a key whose value is None. */
+static void put_no_value(struct bytes *out, const char *key)
+{
+    dtensor_put_text(out, key);
+    pickle_write_op(out, "N");
+}
+
 /* ---- the mesh ---- */
 
-/* Writes the axes of a mesh of one dim. */
-static void put_mesh_axes(struct bytes *out, int64_t nranks)
+static bool has_axis(uint32_t axes, int32_t axis)
+{
+    return axes >> axis & 1;
+}
+
+/* Writes the number of ranks of each axis, and the distance of neighbours in the list of ranks. */
+static void put_mesh_layout(struct bytes *out, const rsd_mesh *mesh, uint32_t axes)
 {
     static const char module[] = "torch.distributed._mesh_layout";
     start_object(out, module, "_MeshLayout");
-    put_dtensor_text(out, "axes");
+    dtensor_put_text(out, "axes");
     pickle_write_op(out, "(");
-    start_object(out, module, "_FlatLayout");
-    put_dtensor_text(out, "shape");
-    saved_put_tuple(out, 1, &nranks);
-    put_dtensor_text(out, "stride");
-    saved_put_tuple(out, 1, &(int64_t){1});
-    pickle_write_op(out, "ubtub");
+    for (int32_t a = 0; a < mesh->naxes; a++) {
+        if (!has_axis(axes, a))
+            continue;
+        int32_t n = mesh->counts[a] > 1; /* an axis of one rank has neither */
+        start_object(out, module, "_FlatLayout");
+        dtensor_put_text(out, "shape");
+        saved_put_tuple(out, n, &mesh->counts[a]);
+        dtensor_put_text(out, "stride");
+        saved_put_tuple(out, n, &mesh->strides[a]);
+        pickle_write_op(out, "ub");
+    }
+    pickle_write_op(out, "tub");
 }
 
-/* Writes the mesh of all ranks, as the rank of this file has it. Later tensors of the file refer to it. */
-static void put_mesh(struct bytes *out, int64_t rank, int64_t nranks)
+/* Writes the names of the axes. One or two axes without names have those of verl. */
+static void put_axis_names(struct bytes *out, const rsd_mesh *mesh, uint32_t axes)
 {
-    static const char *const absent[] = {"_root_mesh", "_thread_id", "_hash"};
-    start_object(out, "torch.distributed.device_mesh", "DeviceMesh");
-    put_dtensor_text(out, "_device_type");
-    put_dtensor_text(out, "cuda");
-    put_dtensor_text(out, "_layout");
-    put_mesh_axes(out, nranks);
-    put_dtensor_text(out, "_rank_map");
-    saved_put_tensor(out, RSD_I32, 1, &nranks, MESH_KEY);
-    put_dtensor_text(out, "_mesh_dim_names");
-    pickle_write_op(out, "(");
-    put_dtensor_text(out, "fsdp");
-    pickle_write_op(out, "t");
-    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
-        put_dtensor_text(out, absent[i]);
+    static const char *const usual[] = {"ddp", "fsdp"};
+    bool named = true;
+    for (int32_t a = 0; a < mesh->naxes; a++)
+        named = named && mesh->names[a];
+    dtensor_put_text(out, "_mesh_dim_names");
+    if (!named && mesh->naxes > 2) {
         pickle_write_op(out, "N");
+        return;
     }
-    put_dtensor_text(out, "_flatten_mapping");
-    pickle_write_op(out, "}");
-    put_dtensor_text(out, "_flatten_rank_map");
     pickle_write_op(out, "(");
-    for (int64_t i = 0; i < nranks; i++)
-        pickle_write_int(out, i);
+    for (int32_t a = 0; a < mesh->naxes; a++)
+        if (has_axis(axes, a))
+            dtensor_put_text(out, named ? mesh->names[a] : usual[2 - mesh->naxes + a]);
     pickle_write_op(out, "t");
-    put_dtensor_text(out, "_dim_group_names");
-    pickle_write_op(out, "]");
-    put_dtensor_text(out, "_rank");
+}
+
+/* Writes the rank of the file, and where it is in the mesh. */
+static void put_coordinates(struct bytes *out, const rsd_mesh *mesh, uint32_t axes, int32_t rank)
+{
+    int64_t coordinates[RSD_MAX_AXES], position = mesh_position_of(mesh, rank);
+    int32_t n = 0;
+    for (int32_t a = 0; a < mesh->naxes; a++)
+        if (has_axis(axes, a))
+            coordinates[n++] = mesh_coord(mesh, position, a);
+    dtensor_put_text(out, "_rank");
     pickle_write_int(out, rank);
-    put_dtensor_text(out, "_coordinate_on_dim");
-    saved_put_tuple(out, 1, &rank);
+    dtensor_put_text(out, "_coordinate_on_dim");
+    saved_put_tuple(out, n, coordinates);
+}
+
+/* Writes the mesh of some axes, as the rank of this file has it. Later tensors of the file refer to it. */
+static void put_mesh(struct dtensor_pickle *pickle, uint32_t axes)
+{
+    struct bytes *out = pickle->out;
+    const rsd_mesh *mesh = pickle->mesh;
+    uint32_t all = (uint32_t)((UINT64_C(1) << mesh->naxes) - 1);
+    for (size_t i = 0; i < pickle->nmeshes; i++)
+        if (pickle->meshes[i] == axes) {
+            pickle_write_op(out, "h");
+            bytes_put_number(out, i, 1);
+            return;
+        }
+    start_object(out, "torch.distributed.device_mesh", "DeviceMesh");
+    dtensor_put_text(out, "_device_type");
+    dtensor_put_text(out, "cuda");
+    dtensor_put_text(out, "_layout");
+    put_mesh_layout(out, mesh, axes);
+    dtensor_put_text(out, "_rank_map");
+    saved_put_tensor(out, RSD_I32, 1, &mesh->nranks, MESH_KEY);
+    put_axis_names(out, mesh, axes);
+    if (axes == all) {
+        put_no_value(out, "_root_mesh");
+    } else {
+        dtensor_put_text(out, "_root_mesh");
+        put_mesh(pickle, all);
+    }
+    put_no_value(out, "_thread_id");
+    put_no_value(out, "_hash");
+    dtensor_put_text(out, "_flatten_mapping");
+    pickle_write_op(out, "}");
+    dtensor_put_text(out, "_flatten_rank_map");
+    pickle_write_op(out, "(");
+    for (int64_t i = 0; i < mesh->nranks; i++)
+        pickle_write_int(out, mesh_rank_at(mesh, i));
+    pickle_write_op(out, "t");
+    dtensor_put_text(out, "_dim_group_names");
+    pickle_write_op(out, "]");
+    put_coordinates(out, mesh, axes, pickle->rank);
     pickle_write_op(out, "ub");
+    if (pickle->nmeshes == MAX_PICKLED_MESHES)
+        return;
+    pickle_write_op(out, "q");
+    bytes_put_number(out, pickle->nmeshes, 1);
+    pickle->meshes[pickle->nmeshes++] = axes;
+}
+
+/* ---- placements ---- */
+
+static bool is_sharded_on(const rsd_layout *layout, int32_t axis)
+{
+    return layout->placements[axis].kind != RSD_REPLICATE;
+}
+
+/* Returns the axes that shard a tensor; 0: it is a plain one. */
+static uint32_t sharding_axes(const rsd_layout *layout)
+{
+    uint32_t axes = 0;
+    for (int32_t a = 0; layout->mesh && a < layout->mesh->naxes; a++)
+        axes |= (uint32_t)is_sharded_on(layout, a) << a;
+    return axes;
+}
+
+/* Returns the axes of the mesh of a tensor: those that shard it, and those that shard no tensor. */
+static uint32_t mesh_axes(const struct dtensor_pickle *pickle, const rsd_layout *layout)
+{
+    uint32_t all = (uint32_t)((UINT64_C(1) << layout->mesh->naxes) - 1);
+    return sharding_axes(layout) | (all & ~pickle->sharding);
+}
+
+/* Writes the placement of a tensor on each axis of its mesh. */
+static void put_placements(struct bytes *out, const rsd_layout *layout, uint32_t axes)
+{
+    static const char module[] = "torch.distributed.tensor.placement_types";
+    dtensor_put_text(out, "placements");
+    pickle_write_op(out, "(");
+    for (int32_t a = 0; a < layout->mesh->naxes; a++) {
+        const rsd_placement *placement = &layout->placements[a];
+        if (!has_axis(axes, a))
+            continue;
+        if (placement->kind == RSD_REPLICATE) {
+            pickle_write_global(out, module, "Replicate");
+            pickle_write_op(out, ")\x81}b");
+            continue;
+        }
+        start_object(out, module, placement->kind == RSD_STRIDED ? "_StridedShard" : "Shard");
+        dtensor_put_text(out, "dim");
+        pickle_write_int(out, placement->dim);
+        if (placement->kind == RSD_STRIDED) {
+            dtensor_put_text(out, "split_factor");
+            pickle_write_int(out, placement->factor);
+        }
+        pickle_write_op(out, "ub");
+    }
+    pickle_write_op(out, "t");
+}
+
+/* Returns the number of an axis among the axes of a mesh. */
+static int64_t axis_number(uint32_t axes, int32_t axis)
+{
+    return __builtin_popcount(axes & ((1u << axis) - 1));
+}
+
+/* Writes the axes that cut each dim, in the order of cutting. Strided shards say it themselves. */
+static void put_shard_order(struct bytes *out, const rsd_layout *layout, uint32_t axes)
+{
+    bool strided = false;
+    for (int32_t a = 0; a < layout->mesh->naxes; a++)
+        strided = strided || layout->placements[a].kind == RSD_STRIDED;
+    dtensor_put_text(out, "shard_order");
+    pickle_write_op(out, strided ? "N" : "(");
+    for (int32_t d = 0; d < layout->ndim && !strided; d++) {
+        int64_t order[RSD_MAX_AXES];
+        int32_t n = 0;
+        for (; n < layout->naxes_of[d]; n++)
+            order[n] = axis_number(axes, layout->axes_of[d][n]);
+        if (n == 0)
+            continue;
+        pickle_write_global(out, spec_module, "ShardOrderEntry");
+        pickle_write_op(out, "(");
+        pickle_write_int(out, d);
+        saved_put_tuple(out, n, order);
+        pickle_write_op(out, "t\x81");
+    }
+    pickle_write_op(out, strided ? "" : "t");
+    dtensor_put_text(out, "use_strided_shard_as_shard_order");
+    pickle_write_op(out, strided ? "\x88" : "\x89");
 }
 
 /* ---- tensors ---- */
 
-static const char spec_module[] = "torch.distributed.tensor._dtensor_spec";
-
+/* Writes the strides of a dense tensor, in elements. */
 static void put_strides(struct bytes *out, int32_t ndim, const int64_t *shape)
 {
     int64_t strides[RSD_MAX_DIMS], stride = 1;
@@ -88,42 +240,30 @@ static void put_strides(struct bytes *out, int32_t ndim, const int64_t *shape)
     saved_put_tuple(out, ndim, strides);
 }
 
-static void put_placement(struct bytes *out, int64_t dim)
+/* Writes mesh, placements, shape and dtype of a DTensor. */
+static void put_spec(struct dtensor_pickle *pickle, const struct stored_tensor *tensor,
+                     const rsd_layout *layout)
 {
-    put_dtensor_text(out, "placements");
-    pickle_write_op(out, "(");
-    start_object(out, "torch.distributed.tensor.placement_types", "Shard");
-    put_dtensor_text(out, "dim");
-    pickle_write_int(out, dim);
-    pickle_write_op(out, "ubt");
-}
-
-/* Writes the DTensorSpec of a tensor that is sharded along a dim, behind its mesh. */
-static void put_spec(struct bytes *out, const struct stored_tensor *tensor, const int64_t *shape,
-                     int64_t dim)
-{
-    put_dtensor_text(out, "tensor_meta");
+    struct bytes *out = pickle->out;
+    uint32_t axes = mesh_axes(pickle, layout);
+    dtensor_put_text(out, "_spec");
+    start_object(out, spec_module, "DTensorSpec");
+    dtensor_put_text(out, "mesh");
+    put_mesh(pickle, axes);
+    put_placements(out, layout, axes);
+    dtensor_put_text(out, "tensor_meta");
     pickle_write_global(out, spec_module, "TensorMeta");
     pickle_write_op(out, "(");
     pickle_write_global(out, "torch", "Size");
     pickle_write_op(out, "(");
-    saved_put_tuple(out, tensor->ndim, shape);
+    saved_put_tuple(out, tensor->ndim, layout->shape);
     pickle_write_op(out, "tR");
-    put_strides(out, tensor->ndim, shape);
+    put_strides(out, tensor->ndim, layout->shape);
     pickle_write_global(out, "torch", dtype_to_torch(tensor->dtype));
     pickle_write_op(out, "t\x81");
-    put_placement(out, dim);
-    put_dtensor_text(out, "shard_order");
-    pickle_write_op(out, "(");
-    pickle_write_global(out, spec_module, "ShardOrderEntry");
-    pickle_write_op(out, "(");
-    pickle_write_int(out, dim);
-    saved_put_tuple(out, 1, &(int64_t){0});
-    pickle_write_op(out, "t\x81t");
-    put_dtensor_text(out, "use_strided_shard_as_shard_order");
-    pickle_write_op(out, "\x89");
-    put_dtensor_text(out, "_hash");
-    pickle_write_op(out, "N");
+    put_shard_order(out, layout, axes);
+    put_no_value(out, "_hash");
+    pickle_write_op(out, "ub");
 }
 
 /* Writes the arguments with which torch makes the wrapper around a local tensor. */
@@ -140,102 +280,139 @@ static void put_wrapper(struct bytes *out, const struct stored_tensor *tensor, c
     pickle_write_int(out, 0);
     pickle_write_global(out, "torch.serialization", "_get_layout");
     pickle_write_op(out, "(");
-    put_dtensor_text(out, "torch.strided");
+    dtensor_put_text(out, "torch.strided");
     pickle_write_op(out, "tR");
     pickle_write_global(out, "torch", "device");
     pickle_write_op(out, "(");
-    put_dtensor_text(out, "cpu");
+    dtensor_put_text(out, "cpu");
     pickle_write_op(out, "tR\x89t");
 }
 
-/* Returns the dim along which all ranks have equal parts of a tensor, in the order of the ranks; -1: all ranks have
- * the whole tensor; -2: neither. */
-static int64_t find_shard_dim(const struct manifest *manifest, const struct stored_tensor *tensor)
+void dtensor_put_tensor(struct dtensor_pickle *pickle, size_t index)
 {
-    const struct catalog *catalog = &manifest->catalog;
-    const int64_t *shape = tensor_shape(catalog, tensor);
-    int64_t nranks = (int64_t)manifest->nfiles;
-    if ((int64_t)tensor->nboxes != nranks)
-        return -2;
-    for (int64_t dim = -1; dim < tensor->ndim; dim++) {
-        bool fits = true;
-        for (int64_t r = 0; r < nranks && fits; r++) {
-            const int64_t *lo = tensor_box_lo(catalog, tensor, (size_t)r), *len = lo + tensor->ndim;
-            fits = catalog->extents[tensor->first_extent + (size_t)r].file == (uint32_t)r;
-            for (int32_t d = 0; d < tensor->ndim && fits; d++) {
-                int64_t part = d == dim ? shape[d] / nranks + (shape[d] % nranks != 0) : shape[d];
-                int64_t begin = d == dim ? min_i64(r * part, shape[d]) : 0;
-                int64_t n = min_i64(part, shape[d] - begin);
-                fits = len[d] == n && (lo[d] == begin || n == 0);
-            }
-        }
-        if (fits)
-            return dim;
+    const struct catalog *catalog = &pickle->manifest->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    const rsd_layout *layout = pickle->manifest->layouts[index];
+    struct bytes *out = pickle->out;
+    char key[24];
+    snprintf(key, sizeof key, "%zu", index);
+    if (!sharding_axes(layout)) {
+        saved_put_tensor(out, tensor->dtype, tensor->ndim, layout->shape, key);
+        return;
     }
-    return -2;
+    pickle_write_global(out, "torch._tensor", "_rebuild_from_type_v2");
+    pickle_write_op(out, "(");
+    put_wrapper(out, tensor, layout->shape);
+    pickle_write_op(out, "(N}(");
+    dtensor_put_text(out, "_local_tensor");
+    saved_put_tensor(out, tensor->dtype, tensor->ndim,
+                     tensor_box_len(catalog, tensor, (size_t)pickle->rank), key);
+    put_spec(pickle, tensor, layout);
+    pickle_write_op(out, "uttR");
+}
+
+/* ---- files ---- */
+
+/* Returns the mesh of the first tensor that has one, or NULL. */
+static const rsd_mesh *find_mesh(const struct manifest *manifest)
+{
+    for (size_t t = 0; t < manifest->catalog.ntensors; t++)
+        if (manifest->layouts[t]->mesh)
+            return manifest->layouts[t]->mesh;
+    return NULL;
 }
 
 rsd_status dtensor_put_dict(const struct manifest *manifest, size_t file, struct bytes *out)
 {
     const struct catalog *catalog = &manifest->catalog;
-    bool has_mesh = false;
-    pickle_write_op(out, "\x80\x02}(");
-    for (size_t t = 0; t < catalog->ntensors; t++) {
-        const struct stored_tensor *tensor = &catalog->tensors[t];
-        int64_t dim = find_shard_dim(manifest, tensor);
-        char key[24];
-        if (strncmp(tensor->name, "optimizer.", 10) == 0)
-            return fail(
-                RSD_EUNSUPPORTED,
-                "%.300s: files of FSDP are written with the model only; leave the optimizer "
-                "out (--exclude '^optimizer')",
-                tensor->name);
-        if (dim < -1)
-            return fail(
-                RSD_EUNSUPPORTED,
-                "%.300s: files of FSDP have a mesh of one axis, on which each tensor is S(dim) "
-                "or R",
-                tensor->name);
-        snprintf(key, sizeof key, "%zu", t);
-        put_dtensor_text(out, tensor->name);
-        if (dim < 0) {
-            saved_put_tensor(out, tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor), key);
-            continue;
+    size_t nranks = (size_t)manifest->nranks;
+    struct dtensor_pickle pickle = {.manifest = manifest,
+                                    .mesh = find_mesh(manifest),
+                                    .rank = (int32_t)(file % nranks),
+                                    .out = out};
+    for (size_t t = 0; t < catalog->ntensors; t++)
+        pickle.sharding |= sharding_axes(manifest->layouts[t]);
+    pickle_write_op(out, "\x80\x02");
+    if (file >= nranks) {
+        TRY(optimizer_put_dict(&pickle));
+    } else {
+        pickle_write_op(out, "}(");
+        for (size_t t = 0; t < catalog->ntensors; t++) {
+            if (optimizer_has_tensor(catalog->tensors[t].name))
+                continue;
+            dtensor_put_text(out, catalog->tensors[t].name);
+            dtensor_put_tensor(&pickle, t);
         }
-        pickle_write_global(out, "torch._tensor", "_rebuild_from_type_v2");
-        pickle_write_op(out, "(");
-        put_wrapper(out, tensor, tensor_shape(catalog, tensor));
-        pickle_write_op(out, "(N}(");
-        put_dtensor_text(out, "_local_tensor");
-        saved_put_tensor(out, tensor->dtype, tensor->ndim, tensor_box_len(catalog, tensor, file),
-                         key);
-        put_dtensor_text(out, "_spec");
-        start_object(out, spec_module, "DTensorSpec");
-        put_dtensor_text(out, "mesh");
-        if (has_mesh) {
-            bytes_put(out, "h\0", 2);
-        } else {
-            put_mesh(out, (int64_t)file, (int64_t)manifest->nfiles);
-            bytes_put(out, "q\0", 2);
-        }
-        has_mesh = true;
-        put_spec(out, tensor, tensor_shape(catalog, tensor), dim);
-        pickle_write_op(out, "ubuttR");
+        pickle_write_op(out, "u");
     }
-    pickle_write_op(out, "u.");
+    pickle_write_op(out, ".");
     return out->failed ? RSD_ENOMEM : RSD_OK;
 }
 
 rsd_status dtensor_add_mesh(const struct manifest *manifest, struct archive_writer *archive)
 {
     struct bytes ranks = {0};
-    for (size_t i = 0; i < manifest->nfiles; i++)
-        bytes_put_number(&ranks, i, 4);
+    const rsd_mesh *mesh = find_mesh(manifest);
+    for (int64_t i = 0; mesh && i < mesh->nranks; i++)
+        bytes_put_number(&ranks, (uint64_t)mesh_rank_at(mesh, i), 4);
     rsd_status status = ranks.failed ? RSD_ENOMEM : RSD_OK;
     if (!status)
         archive_add_record(archive, "archive/data/" MESH_KEY, ranks.data, ranks.n);
     bytes_drop(&ranks);
     return status;
+}
+
+/* ---- what can be written ---- */
+
+static bool same_mesh(const rsd_mesh *a, const rsd_mesh *b)
+{
+    bool same = a->naxes == b->naxes && a->nranks == b->nranks;
+    for (int32_t i = 0; same && i < a->naxes; i++)
+        same = a->counts[i] == b->counts[i] && !a->names[i] == !b->names[i] &&
+               (!a->names[i] || strcmp(a->names[i], b->names[i]) == 0);
+    for (int64_t i = 0; same && i < a->nranks; i++)
+        same = mesh_rank_at(a, i) == mesh_rank_at(b, i);
+    return same;
+}
+
+/* Returns EUNSUPPORTED for a layout that files of FSDP cannot have. */
+static rsd_status check_layout(const struct manifest *manifest, size_t index, const rsd_mesh *mesh)
+{
+    const struct catalog *catalog = &manifest->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    const rsd_layout *layout = manifest->layouts[index];
+    if (manifest->nranks == 1 && !layout->mesh)
+        return RSD_OK;
+    if (!layout->mesh || layout->mesh->nranks != manifest->nranks)
+        return fail(RSD_EUNSUPPORTED, "files of FSDP need placements on a mesh of all %lld ranks",
+                    (long long)manifest->nranks);
+    if (layout->mesh != mesh && !same_mesh(layout->mesh, mesh))
+        return fail(RSD_EUNSUPPORTED, "files of FSDP have one mesh for all tensors");
+    for (int32_t a = 0; a < layout->mesh->naxes; a++) {
+        rsd_kind kind = layout->placements[a].kind;
+        if (kind != RSD_REPLICATE && kind != RSD_SHARD && kind != RSD_STRIDED)
+            return fail(RSD_EUNSUPPORTED,
+                        "placement on axis %d is not one of torch: R, S(dim) or _S(dim,factor)",
+                        (int)a);
+    }
+    for (size_t i = 0; i < tensor->nboxes; i++)
+        if (catalog->extents[tensor->first_extent + i].file != i)
+            return fail(RSD_EUNSUPPORTED,
+                        "rank %zu has several boxes of the tensor, and a file of FSDP has one "
+                        "array; strided shards must be parts of those of a later axis",
+                        i ? i - 1 : 0);
+    return RSD_OK;
+}
+
+static rsd_status check_layouts(const struct manifest *manifest)
+{
+    const rsd_mesh *mesh = find_mesh(manifest);
+    for (size_t t = 0; t < manifest->catalog.ntensors; t++) {
+        rsd_status status = check_layout(manifest, t, mesh);
+        if (status)
+            return fail_in(status, "%.300s: ", manifest->catalog.tensors[t].name);
+    }
+    return RSD_OK;
 }
 
 /* ---- the writer ---- */
@@ -253,12 +430,47 @@ static void dtensor_name_file(const struct manifest *manifest, size_t file, size
     snprintf(name, FILE_NAME_NCHARS, "model_world_size_%zu_rank_%zu.pt", nfiles, file);
 }
 
+/* Moves the tensors of the optimizer to files of their own. */
+static rsd_status add_optimizer_files(struct manifest *manifest)
+{
+    struct catalog *catalog = &manifest->catalog;
+    bool any = false;
+    for (size_t t = 0; t < catalog->ntensors; t++) {
+        const struct stored_tensor *tensor = &catalog->tensors[t];
+        bool own = optimizer_has_tensor(tensor->name);
+        for (size_t i = 0; own && i < tensor->nboxes; i++)
+            catalog->extents[tensor->first_extent + i].file += (uint32_t)manifest->nranks;
+        any = any || own;
+    }
+    for (int64_t rank = 0; any && rank < manifest->nranks; rank++) {
+        char name[FILE_NAME_NCHARS];
+        snprintf(name, sizeof name, "optim_world_size_%lld_rank_%lld.pt",
+                 (long long)manifest->nranks, (long long)rank);
+        TRY(manifest_add_file(manifest, name));
+    }
+    return RSD_OK;
+}
+
+static rsd_status dtensor_place(struct manifest *manifest)
+{
+    TRY(check_layouts(manifest));
+    TRY(add_optimizer_files(manifest));
+    return saved_place_files(manifest);
+}
+
+static rsd_status dtensor_make_value(const struct bytes *pickle, struct bytes *item)
+{
+    bytes_put(item, pickle->data, pickle->n);
+    return item->failed ? RSD_ENOMEM : RSD_OK;
+}
+
 static rsd_status dtensor_finish(const struct manifest *manifest, struct store *store)
 {
     char text[80];
-    int n =
-        snprintf(text, sizeof text, "{\"FSDP_version\": 2, \"world_size\": %zu}", manifest->nfiles);
+    int n = snprintf(text, sizeof text, "{\"FSDP_version\": 2, \"world_size\": %lld}",
+                     (long long)manifest->nranks);
     TRY(saved_finish_files(manifest, store));
+    TRY(optimizer_put_extra_files(manifest, store));
     return store_put(store, dtensor_writer.marker, text, (size_t)n);
 }
 
@@ -267,6 +479,8 @@ const struct format_writer dtensor_writer = {.marker = "fsdp_config.json",
                                              .every_rank = true,
                                              .check = dtensor_check,
                                              .name_file = dtensor_name_file,
-                                             .place = saved_place_files,
+                                             .place = dtensor_place,
                                              .frame = saved_frame,
+                                             .make_value = dtensor_make_value,
+                                             .holds_value = optimizer_holds_value,
                                              .finish = dtensor_finish};

@@ -206,7 +206,9 @@ struct manifest {
     bool adapter;     /* the file is named as that of an adapter of PEFT */
     int32_t compress; /* a level of zstd; 0: not compressed */
     enum manifest_files files_of;
+    int64_t nranks;                /* that the output is for */
     struct catalog catalog;        /* what the checkpoint will hold, and where */
+    rsd_layout **layouts;          /* by tensor, if the format states them; else NULL */
     struct manifest_item *items;   /* by extent */
     struct manifest_value *values; /* by value */
     struct manifest_file *files;
@@ -322,7 +324,8 @@ struct format_writer {
     const char *const *file_suffixes;  /* of outputs that are one file; NULL: none */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
-    bool every_rank;  /* one file per rank, with all that the rank has */
+    bool
+        every_rank; /* files per rank, with all that the rank has, and the layouts of the tensors */
 
     /* Returns EINVAL for options that the format cannot follow. one_file: the output is one file. */
     rsd_status (*check)(const rsd_convert_options *options, bool one_file);
@@ -340,6 +343,10 @@ struct format_writer {
 
     /* Makes the item of a value from its pickle. NULL: the format holds no values. */
     rsd_status (*make_value)(const struct bytes *pickle, struct bytes *item);
+
+    /* Says whether the format holds a value of this name. All values are then made from plain pickles. NULL: it
+     * holds any value. */
+    bool (*holds_value)(const struct manifest *manifest, const char *name);
 
     /* Writes the marker, last. The first files of the store are those of the manifest. */
     rsd_status (*finish)(const struct manifest *manifest, struct store *store);

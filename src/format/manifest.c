@@ -147,6 +147,9 @@ void manifest_drop(struct manifest *manifest)
     }
     for (size_t i = 0; manifest->values && i < manifest->catalog.nvalues; i++)
         bytes_drop(&manifest->values[i].item);
+    for (size_t i = 0; manifest->layouts && i < manifest->catalog.ntensors; i++)
+        rsd_layout_free(manifest->layouts[i]);
+    mem_free(manifest->layouts);
     mem_free(manifest->values);
     mem_free(manifest->items);
     mem_free(manifest->ats);

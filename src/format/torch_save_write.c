@@ -64,7 +64,7 @@ static size_t find_saved_box(const struct manifest *manifest, size_t tensor, siz
 {
     const struct catalog *catalog = &manifest->catalog;
     const struct stored_tensor *one = &catalog->tensors[tensor];
-    size_t box = manifest->files_of == FILES_OF_HOLDERS ? file : 0;
+    size_t box = manifest->files_of == FILES_OF_HOLDERS ? file % (size_t)manifest->nranks : 0;
     bool there = box < one->nboxes && catalog->extents[one->first_extent + box].file == file;
     return there ? box : SIZE_MAX;
 }

@@ -38,5 +38,10 @@ try inspect $GOLDEN/ds_z1/ckpt --vocab-size 3
 try convert $GOLDEN/ds_z1/ckpt ranks --format fsdp --mesh 3 --default 'S(0)' --exclude '^optimizer|scale|count' --verify -q
 ls -A ranks
 try diff ranks fp32 --only 'layers.0.up'
-try convert $GOLDEN/ds_z1/ckpt none --format fsdp
-try convert $GOLDEN/ds_z1/ckpt none --format fsdp --mesh 2x2 --default 'S(0),S(1)' --only 'up.weight$' --exclude '^optimizer'
+try convert $GOLDEN/ds_z1/ckpt both --format fsdp --mesh fsdp=2,tp=2 --default 'S(0),R' --place '.*up.weight=_S(0,2),S(0)' --verify -q
+ls -A both
+try diff both ranks --only '^layers.0.up'
+try convert both ranks --format fsdp --mesh 2 --default 'S(0)' --overwrite -q
+ls -A ranks
+try convert $GOLDEN/ds_z1/ckpt none --format fsdp --mesh 3 --default 'C(0,1)'
+try convert $GOLDEN/ds_z1/ckpt none --format fsdp --mesh 3 --default 'S(0)' --exclude '^embed'

@@ -47,29 +47,6 @@ def save_placements(folder, shape, seed):
     return truth
 
 
-def read_written(path, seed):
-    """Loads what the library wrote into a model that FSDP shards, and returns the whole tensors of the model."""
-    rank, nranks = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (nranks,), mesh_dim_names=("fsdp",))
-    state = torch.load(f"{path}/model_world_size_{nranks}_rank_{rank}.pt", weights_only=False)
-    own = distribute_tensor(torch.ones(3, 2), mesh, [Shard(0)])
-    found = next(value for value in state.values() if isinstance(value, DTensor))
-    # The mesh is one of GPUs, and all else is as torch has it.
-    assert found.device_mesh.device_type == "cuda" and found.device_mesh.get_coordinate() == mesh.get_coordinate()
-    missing = set(own.device_mesh.__getstate__()) - set(vars(found.device_mesh))
-    assert not missing, missing
-    found.device_mesh._device_type = "cpu"  # one object for all tensors
-    assert found.device_mesh == mesh
-    torch.manual_seed(seed)
-    net = Net(False)
-    fully_shard(net, mesh=mesh)
-    net.load_state_dict(state)
-    for name, value in net.state_dict().items():
-        if isinstance(value, DTensor):
-            assert value._spec == state[name]._spec and value.placements == state[name].placements, name
-    return {name: whole(value) for name, value in net.state_dict().items()}
-
-
 class Net(nn.Module):
     def __init__(self, tied):
         super().__init__()
@@ -217,28 +194,6 @@ class RankFiles(unittest.TestCase):
                 json.dump({"FSDP_version": 2, "world_size": 4}, file)
             with self.assertRaisesRegex(reshard.Error, "names 4 ranks"):
                 reshard.open(folder("ckpt"))
-
-    def test_written(self):
-        """files that the library writes: FSDP2 loads them, with uneven and empty shards"""
-        for nranks in 1, 2, 3, 4:
-            torch.manual_seed(nranks)
-            truth = {name: value.clone() for name, value in Net(False).state_dict().items()}
-            with worlds.Folder() as folder:
-                torch.save(truth, folder("model.pt"))
-                place = {"table": "R", ".*": "S(0)"}
-                reshard.convert(folder("model.pt"), folder("out"), format="fsdp", mesh=f"fsdp={nranks}", place=place)
-                with reshard.open(folder("out"), like="torch") as found:
-                    self.assertEqual(found.format, "fsdp")
-                    self.assertTrue(all(same(found[name].torch(), value) for name, value in truth.items()))
-                if nranks > 1:
-                    for answer in worlds.run(nranks, read_written, folder("out"), 99):
-                        self.assertTrue(all(same(answer[name], value) for name, value in truth.items()))
-                with self.assertRaisesRegex(reshard.Error, "mesh of one axis"):
-                    reshard.convert(folder("model.pt"), folder("two"), format="fsdp", mesh="2x2", default="S(0),S(1)",
-                                    only="up.weight")
-                torch.save({"optimizer": {"w": torch.ones(2)}}, folder("state.pt"))
-                with self.assertRaisesRegex(reshard.Error, "with the model only"):
-                    reshard.convert(folder("state.pt"), folder("two"), format="fsdp")
 
 
 if __name__ == "__main__":
