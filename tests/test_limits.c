@@ -168,6 +168,60 @@ static void memory_of_buffers(void)
     folder_remove(in_folder("plain"));
 }
 
+/* Tensors of zeros, cut by columns and compressed. */
+static void make_columns(const char *path, int ntensors, int ncolumns, int nrows)
+{
+    rsd_tensor locals[4];
+    char names[4][16], text[64];
+    rsd_layout *layout;
+    char *zeros = calloc((size_t)nrows, sizeof(float));
+    void **arrays = malloc((size_t)ncolumns * sizeof *arrays);
+    rsd_save_options options = {.struct_nbytes = sizeof options, .compress = 3};
+    snprintf(text, sizeof text, "f32[%d,%d] @ %d : S(1)", nrows, ncolumns, ncolumns);
+    OK(rsd_layout_parse(text, &layout));
+    for (int i = 0; i < ncolumns; i++)
+        arrays[i] = zeros;
+    for (int i = 0; i < ntensors; i++) {
+        snprintf(names[i], sizeof names[i], "w%d", i);
+        locals[i] = (rsd_tensor){.struct_nbytes = sizeof *locals,
+                                 .name = names[i],
+                                 .layout = layout,
+                                 .rank = RSD_EVERY_RANK,
+                                 .arrays = arrays};
+    }
+    OK(rsd_save(path, ntensors, locals, &options, NULL));
+    rsd_layout_free(layout);
+    free(arrays);
+    free(zeros);
+}
+
+static void memory_of_streams(void)
+{
+    CASE("the windows of all streams of all threads stay below the limit");
+    enum { NTENSORS = 3 };
+    rsd_pool *pool;
+    rsd_checkpoint *checkpoint = NULL;
+    rsd_report report = {.struct_nbytes = sizeof report};
+    rsd_io io = {.struct_nbytes = sizeof io, .max_nbytes = 64 << 20};
+    char digests[NTENSORS][RSD_DIGEST_NCHARS];
+    OK(rsd_pool_new(8, &pool));
+    io.pool = pool;
+    make_columns(in_folder("columns"), NTENSORS, 40, 1 << 18);
+    OK(rsd_checkpoint_open(in_folder("columns"), NULL, &checkpoint));
+    FAILS(RSD_ELIMIT, "w0: 40 compressed boxes have to be read at a time",
+          rsd_digest(checkpoint, 0, NULL, &io, digests, NULL));
+    io.max_nbytes = 120 << 20; /* enough for one tensor at a time */
+    OK(rsd_digest(checkpoint, 0, NULL, &io, digests, &report));
+    CHECK(report.nbytes_memory > 40 << 20 && report.nbytes_memory <= io.max_nbytes, "%lld bytes",
+          (long long)report.nbytes_memory);
+    io.max_nbytes = 0; /* the default, enough for two */
+    OK(rsd_digest(checkpoint, 0, NULL, &io, digests, &report));
+    CHECK(report.nbytes_memory <= 256 << 20, "%lld bytes", (long long)report.nbytes_memory);
+    rsd_checkpoint_close(checkpoint);
+    rsd_pool_free(pool);
+    folder_remove(in_folder("columns"));
+}
+
 static void value_named_twice(void)
 {
     CASE("of a value that is named twice the last one counts, as in torch");
@@ -210,6 +264,7 @@ int main(void)
     parts_of_records();
     boxes_that_overlap();
     memory_of_buffers();
+    memory_of_streams();
     value_named_twice();
     hidden_characters();
     folder_remove(folder);

@@ -32,10 +32,15 @@ rsd_status names_apply(rsd_checkpoint *checkpoint, const rsd_open_options *optio
 
 /* ---- overlaps.c ---- */
 
-/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there, or if
- * more pairs of boxes overlap in part than *pairs_left, which is counted down. */
+/* How often boxes may be found to overlap in part, and what it may cost to compare them, in all tensors. */
+struct overlap_budget {
+    uint64_t nfound, nbytes;
+};
+
+/* Compares boxes of a tensor that overlap. Returns EFORMAT if two of them have different bytes there, or if the
+ * budget, from which it takes, is used up. */
 rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit,
-                          uint64_t *pairs_left);
+                          struct overlap_budget *budget);
 
 /* ---- checkpoint.c ---- */
 

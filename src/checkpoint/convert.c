@@ -101,19 +101,24 @@ static size_t whole_convert_tensor(void *context, const struct batch_job *job)
     return c->item_jobs || c->dest->resumed ? SIZE_MAX : c->source_of[job->id];
 }
 
+/* Returns how many threads may compress; 0: as many as there are. Compression is not slowed down unless memory is
+ * limited. */
+static int32_t count_writers(const struct conversion_run *c)
+{
+    int64_t nbytes = (int64_t)zstd_writer_memory(c->manifest.compress);
+    int64_t most = c->operation.io.max_nbytes;
+    return nbytes > 0 && most > 0 ? (int32_t)clamp_i64(most / nbytes, 1, INT32_MAX) : 0;
+}
+
 /* Runs the jobs of this rank. A run that is stopped writes its complete items to the journal. */
 static rsd_status run_jobs(struct conversion_run *c)
 {
-    size_t written = c->operation.io.max_nbytes > 0
-                         ? zstd_writer_memory(c->manifest.compress)
-                         : 0; /* compression is not slowed down unless memory is limited */
     struct batch batch = {.from = c->in,
                           .whole_tensor = whole_convert_tensor,
                           .open = convert_open_job,
                           .close = convert_close_job,
                           .check_records = true,
-                          .stream_nbytes =
-                              written + zstd_reader_memory(catalog_max_layers(&c->in->catalog)),
+                          .max_threads = count_writers(c),
                           .context = c};
     rsd_status status = convert_list_jobs(c, &batch);
     if (!status)

@@ -157,6 +157,8 @@ static rsd_status diff_open_job(void *context, const struct batch_job *job,
                             limit));
     transfer->sinks[0].index = job->id;
     transfer->in_order = transfer->in_order || compared->other.in_order;
+    transfer->stream_nbytes += compared->other.stream_nbytes;
+    transfer->nstreams += compared->other.nstreams;
     return RSD_OK;
 }
 
@@ -293,12 +295,8 @@ static rsd_status diff_jobs(void *context)
     struct comparing *c = context;
     const struct catalog *a = &c->a->catalog, *b = &c->b->catalog;
     rsd_report *report = &c->operation.report;
-    struct batch batch = {.open = diff_open_job,
-                          .close = diff_close_job,
-                          .check_records = true,
-                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(&c->a->catalog)) +
-                                           zstd_reader_memory(catalog_max_layers(&c->b->catalog)),
-                          .context = c};
+    struct batch batch = {
+        .open = diff_open_job, .close = diff_close_job, .check_records = true, .context = c};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < c->n && !status; i++) {
         const struct compared *compared = &c->list[i];

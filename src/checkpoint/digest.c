@@ -120,7 +120,6 @@ static rsd_status digest_jobs(void *context)
                           .whole_tensor = whole_digest_tensor,
                           .open = digest_open_job,
                           .check_records = true,
-                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
                           .context = d};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < d->digests.n && !status; i++) {

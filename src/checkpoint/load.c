@@ -175,7 +175,10 @@ static rsd_status load_open_job(void *context, const struct batch_job *job,
     struct loading *loading = context;
     *transfer = loading->transfers[job->id];
     loading->transfers[job->id] = (struct transfer){0};
-    return transfer_open_files(transfer, loading->checkpoint, loading->operation.tile_limit);
+    TRY(transfer_open_files(transfer, loading->checkpoint, loading->operation.tile_limit));
+    for (size_t i = 0; i < transfer->nsources; i++) /* nothing is read that is not needed */
+        transfer->sources[i].scattered = false;
+    return RSD_OK;
 }
 
 /* A tensor of which all is loaded, for reading ahead. */
@@ -195,12 +198,10 @@ static rsd_status load_jobs(void *context)
 {
     struct loading *loading = context;
     rsd_report *report = &loading->operation.report;
-    const struct catalog *catalog = &loading->checkpoint->catalog;
     struct batch batch = {.jobs = loading->jobs,
                           .from = loading->checkpoint,
                           .whole_tensor = whole_load_tensor,
                           .open = load_open_job,
-                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
                           .context = loading};
     report->ntensors = (int64_t)loading->jobs.n;
     loading->jobs = (struct job_list){0};

@@ -229,14 +229,6 @@ static int note_progress(void *context, const rsd_progress *progress)
     return atomic_load(&step->stop);
 }
 
-/* Returns how many threads may have streams of so many bytes open; 0: as many as there are. */
-static int32_t count_threads(const struct operation *operation, size_t stream_nbytes)
-{
-    int64_t all = operation->io.max_nbytes > 0 ? operation->io.max_nbytes : DEFAULT_MAX_NBYTES;
-    int64_t most = pool_nthreads(operation->io.pool);
-    return stream_nbytes ? (int32_t)clamp_i64(all / (int64_t)stream_nbytes, 1, most) : 0;
-}
-
 rsd_status operation_run_batch(struct operation *operation, struct batch *batch)
 {
     bool alone = operation->nranks == 1;
@@ -245,7 +237,7 @@ rsd_status operation_run_batch(struct operation *operation, struct batch *batch)
     batch->stream = operation->io.stream;
     batch->partial_crcs = &operation->partial_crcs;
     batch->records = &operation->records;
-    batch->max_threads = count_threads(operation, batch->stream_nbytes);
+    batch->max_stream_nbytes = batch_stream_limit(operation->io.max_nbytes);
     batch->on_progress = alone ? operation->io.on_progress : note_progress;
     batch->progress_context = alone ? operation->io.context : operation;
     rsd_status status = batch_run(batch);

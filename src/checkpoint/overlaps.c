@@ -8,12 +8,15 @@
 
 #include <stdlib.h>
 
+enum { ROW_COST = 8192 }; /* bytes that could be read instead of going to another row */
+
 struct overlap_search {
     rsd_checkpoint *checkpoint;
     size_t tensor;
     uint64_t tile_limit;
-    uint64_t *pairs_left; /* that may still be compared, in all tensors */
-    size_t *order;        /* numbers of boxes, sorted by their coordinates */
+    struct overlap_budget *budget;
+    bool over;     /* the budget is used up */
+    size_t *order; /* numbers of boxes, sorted by their coordinates */
     size_t ndistinct;
     size_t *distinct; /* the first box of each kind */
     char *bytes[2];
@@ -88,6 +91,40 @@ static rsd_status compare_region(struct overlap_search *search, struct source *s
     }
 }
 
+/* Returns what it costs to read a region of a box, in bytes. A stream is read from its start. */
+static uint64_t region_cost(const struct source *source, const int64_t *len)
+{
+    int64_t packed[RSD_MAX_DIMS];
+    uint64_t nrows = 1;
+    if (source->array.stream)
+        return source->array.nbytes;
+    box_packed_strides(source->ndim, len, source->element_nbytes, packed);
+    struct loops loops =
+        box_loops(source->ndim, len, source->element_nbytes, source->array.strides, packed);
+    for (int32_t i = 0; i < loops.n; i++)
+        nrows *= (uint64_t)loops.loop[i].count;
+    return nrows > UINT64_MAX / (ROW_COST + loops.run) / 2 ? UINT64_MAX / 2
+                                                           : nrows * (ROW_COST + loops.run);
+}
+
+/* Takes the cost of a pair from what all pairs may cost. Returns false if it is too much. */
+static bool take_pair(struct overlap_search *search, const struct source *sources,
+                      const int64_t *len)
+{
+    struct overlap_budget *budget = search->budget;
+    uint64_t cost = region_cost(&sources[0], len) + region_cost(&sources[1], len);
+    bool enough = cost <= budget->nbytes;
+    budget->nbytes -= enough ? cost : 0;
+    return enough;
+}
+
+static rsd_status fail_budget(const struct overlap_search *search)
+{
+    return fail(RSD_EFORMAT,
+                "%s: %.300s: too many boxes overlap in part; they were not all compared",
+                search->checkpoint->store->path, searched_tensor(search)->name);
+}
+
 /* Compares two boxes where they overlap. */
 static rsd_status compare_boxes(struct overlap_search *search, size_t a, size_t b, bool *same)
 {
@@ -106,9 +143,17 @@ static rsd_status compare_boxes(struct overlap_search *search, size_t a, size_t 
         in_a->nbytes == in_b->nbytes && in_a->kind == in_b->kind && in_a->detail == in_b->detail)
         return RSD_OK; /* the same bytes */
     box_overlap(tensor->ndim, one, one + tensor->ndim, other, other + tensor->ndim, lo, len);
+    if (in_a->kind == EXTENT_NONE || in_b->kind == EXTENT_NONE)
+        return RSD_OK; /* reported elsewhere */
     rsd_status status = RSD_OK;
-    for (; n < 2 && !status; n += !status)
+    for (; n < 2 && !status; n += !status) {
         status = source_open(&sources[n], search->checkpoint, search->tensor, boxes[n]);
+        sources[n].wanted = (uint64_t)box_volume(tensor->ndim, len) * sources[n].element_nbytes;
+    }
+    if (!status && !equal && !take_pair(search, sources, len)) {
+        search->over = true;
+        status = fail_budget(search);
+    }
     if (!status && !have_same_crc(&sources[0], &sources[1]))
         status = compare_region(search, sources, lo, len, same);
     for (int i = 0; i < n; i++)
@@ -127,7 +172,7 @@ static rsd_status check_pair(struct overlap_search *search, size_t a, size_t b)
     if (status == RSD_ENOMEM || (!status && same))
         return status;
     if (status)
-        return RSD_OK;
+        return search->over ? status : RSD_OK;
     return fail(RSD_EFORMAT, "%s: %.300s: boxes %s and %s overlap with different bytes",
                 search->checkpoint->store->path, tensor->name,
                 box_text(tensor->ndim, one, one + tensor->ndim, text[0]),
@@ -176,12 +221,9 @@ static rsd_status check_overlapping(struct overlap_search *search, const struct 
         for (int64_t k; (k = box_tree_next(tree, &tree_search, lo, lo + tensor->ndim)) >= 0;) {
             if ((size_t)k == i)
                 continue;
-            if (*search->pairs_left == 0)
-                return fail(RSD_EFORMAT,
-                            "%s: %.300s: too many boxes overlap in part; they were not all "
-                            "compared",
-                            search->checkpoint->store->path, tensor->name);
-            --*search->pairs_left;
+            if (search->budget->nfound == 0)
+                return fail_budget(search);
+            search->budget->nfound--;
             if ((size_t)k > i)
                 TRY(check_pair(search, search->distinct[i], search->distinct[k]));
         }
@@ -211,13 +253,13 @@ static rsd_status check_distinct(struct overlap_search *search)
 }
 
 rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t index, uint64_t tile_limit,
-                          uint64_t *pairs_left)
+                          struct overlap_budget *budget)
 {
     const struct stored_tensor *tensor = &checkpoint->catalog.tensors[index];
     size_t element_nbytes = rsd_dtype_nbytes(tensor->dtype);
     struct overlap_search search = {.checkpoint = checkpoint,
                                     .tensor = index,
-                                    .pairs_left = pairs_left,
+                                    .budget = budget,
                                     .tile_limit = tile_limit > 1 << 20 ? 1 << 20 : tile_limit};
     if (tensor->nboxes < 2)
         return RSD_OK;

@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OVERLAPPING_PAIRS = 1 << 13 }; /* that are compared, besides one for each box */
+/* What comparing boxes that overlap may cost: pairs besides one for each box, and bytes besides some times all of
+ * them. */
+enum { OVERLAPPING_PAIRS = 1 << 13, OVERLAPPING_NBYTES = 1 << 26, OVERLAPPING_READS = 4 };
 
 enum finding_kind { FINDING_COVERAGE, FINDING_BOX, FINDING_VALUE };
 
@@ -64,7 +66,6 @@ static rsd_status add_finding(struct verifying *v, uint64_t kind, uint64_t index
 static rsd_status find_holes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;
-    uint64_t pairs_left = OVERLAPPING_PAIRS + catalog->nextents;
     for (size_t i = 0; i < catalog->ntensors && !v->stopped; i++) {
         rsd_status status = tensor_check_coverage(catalog, i);
         if (status == RSD_EMISMATCH || status == RSD_ELIMIT) {
@@ -73,7 +74,27 @@ static rsd_status find_holes(struct verifying *v)
         } else {
             TRY(status);
         }
-        status = overlaps_check(v->checkpoint, i, v->operation.tile_limit, &pairs_left);
+    }
+    return v->stopped;
+}
+
+static struct overlap_budget start_overlaps(const struct catalog *catalog)
+{
+    struct overlap_budget budget = {OVERLAPPING_PAIRS + catalog->nextents, OVERLAPPING_NBYTES};
+    for (size_t i = 0; i < catalog->ntensors; i++)
+        for (size_t box = 0; box < catalog->tensors[i].nboxes; box++)
+            if (catalog->extents[catalog->tensors[i].first_extent + box].kind != EXTENT_NONE)
+                budget.nbytes += OVERLAPPING_READS * box_nbytes(catalog, &catalog->tensors[i], box);
+    return budget;
+}
+
+/* Compares boxes that overlap. Requires that the boxes do not claim more bytes than there can be. */
+static rsd_status find_overlaps(struct verifying *v)
+{
+    const struct catalog *catalog = &v->checkpoint->catalog;
+    struct overlap_budget budget = start_overlaps(catalog);
+    for (size_t i = 0; i < catalog->ntensors && !v->stopped; i++) {
+        rsd_status status = overlaps_check(v->checkpoint, i, v->operation.tile_limit, &budget);
         TRY(status == RSD_EFORMAT ? add_finding(v, FINDING_COVERAGE, i) : status);
     }
     return v->stopped;
@@ -123,7 +144,6 @@ static rsd_status read_boxes(struct verifying *v)
                           .open = verify_open_job,
                           .forgive = verify_forgive,
                           .check_records = true,
-                          .stream_nbytes = zstd_reader_memory(catalog_max_layers(catalog)),
                           .context = v};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
@@ -166,6 +186,8 @@ static rsd_status read_values(struct verifying *v)
 static rsd_status read_plausible_boxes(struct verifying *v)
 {
     rsd_status status = format_check_claims(v->checkpoint);
+    if (!status && v->operation.rank == 0)
+        TRY(find_overlaps(v));
     if (!status)
         return read_boxes(v);
     if (status != RSD_EFORMAT || v->operation.rank > 0)

@@ -18,10 +18,15 @@ enum { INPUT_NBYTES = 1 << 17, MAX_LAYERS = 8, MAX_WINDOW_LOG = 24 };
 /* What layers but the last may produce: so many bytes, and so many for each compressed byte. */
 enum { START_INNER_NBYTES = 1 << 20, MAX_INNER_GROWTH = 256 };
 
+/* Of a decoder without its window, about. */
+enum { DECODER_NBYTES = 160 << 10 };
+
 struct zstd_layer {
     ZSTD_DStream *stream;
     char *input;
     size_t at, n; /* of the bytes in the input buffer */
+    size_t created,
+        nbytes; /* memory of the stream: when it was created, and since its first frame */
 };
 
 struct zstd_reader {
@@ -39,10 +44,46 @@ static int max_window_log(int nlayers)
     return nlayers <= 2 ? MAX_WINDOW_LOG : nlayers <= 4 ? MAX_WINDOW_LOG - 1 : MAX_WINDOW_LOG - 2;
 }
 
-size_t zstd_reader_memory(int nlayers)
+static uint64_t min_u64(uint64_t a, uint64_t b)
 {
-    size_t window = (size_t)1 << max_window_log(nlayers);
-    return nlayers > 0 ? (size_t)nlayers * (window + 2 * INPUT_NBYTES) : 0;
+    return a < b ? a : b;
+}
+
+/* A buffer takes memory as far as it is filled: the window with what is produced, the input with what is read. */
+uint64_t zstd_reader_memory(const struct zstd_reader *reader, uint64_t nbytes)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < reader->nlayers; i++) {
+        uint64_t all = reader->layers[i].nbytes;
+        if (i + 1 == reader->nlayers)
+            all = min_u64(all, DECODER_NBYTES + nbytes);
+        sum += all + min_u64(INPUT_NBYTES, reader->nbytes);
+    }
+    return sum;
+}
+
+/* Returns the window that the header of a frame asks for, at most what is allowed. */
+static uint64_t frame_window(const unsigned char *start, size_t n)
+{
+    const uint64_t most = (uint64_t)1 << MAX_WINDOW_LOG;
+    if (n < ZSTD_START_NBYTES || memcmp(start, "\x28\xb5\x2f\xfd", 4) != 0)
+        return most; /* it may follow a frame that is skipped */
+    unsigned flags = start[4], log = 10 + (start[5] >> 3);
+    if (!(flags & 0x20)) {
+        uint64_t window = log > MAX_WINDOW_LOG ? most : (uint64_t)1 << log;
+        return min_u64(most, window + window / 8 * (start[5] & 7));
+    }
+    static const unsigned char dictionary[] = {0, 1, 2, 4};
+    const unsigned char *field = start + 5 + dictionary[flags & 3];
+    uint64_t content = 0; /* the window is as long as the content */
+    for (unsigned i = 1u << (flags >> 6); i-- > 0;)
+        content = content << 8 | field[i];
+    return min_u64(most, content + (flags >> 6 == 1 ? 256 : 0));
+}
+
+uint64_t zstd_memory_from_start(const void *start, size_t n, uint64_t nbytes)
+{
+    return DECODER_NBYTES + INPUT_NBYTES + min_u64(frame_window(start, n) + INPUT_NBYTES, nbytes);
 }
 
 size_t zstd_writer_memory(int level)
@@ -74,6 +115,7 @@ rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int n
             return fail(RSD_ENOMEM, "no memory for a zstd stream");
         }
         ZSTD_DCtx_setParameter(layer->stream, ZSTD_d_windowLogMax, max_window_log(nlayers));
+        layer->created = layer->nbytes = ZSTD_sizeof_DStream(layer->stream);
     }
     *out = reader;
     return RSD_OK;
@@ -115,6 +157,25 @@ static rsd_status refill_layer(struct zstd_reader *reader, int i)
     return RSD_OK;
 }
 
+/* Notes the memory of a stream at its first frame. Later frames need no more. */
+static rsd_status note_memory(struct zstd_layer *layer)
+{
+    size_t nbytes = ZSTD_sizeof_DStream(layer->stream);
+    if (nbytes <= layer->nbytes)
+        return RSD_OK;
+    if (layer->nbytes > layer->created)
+        return fail(RSD_ELIMIT, "zstd stream: a frame has a larger window than those before it");
+    layer->nbytes = nbytes;
+    return RSD_OK;
+}
+
+static rsd_status fail_zstd(size_t result)
+{
+    ZSTD_ErrorCode code = ZSTD_getErrorCode(result);
+    rsd_status status = code == ZSTD_error_memory_allocation ? RSD_ENOMEM : RSD_EFORMAT;
+    return fail(status, "zstd stream: %s", ZSTD_getErrorName(result));
+}
+
 /* Produces at least one byte of a layer's output, or none at its end. */
 static rsd_status produce_bytes(struct zstd_reader *reader, int i, char *out, size_t capacity,
                                 size_t *n)
@@ -129,9 +190,8 @@ static rsd_status produce_bytes(struct zstd_reader *reader, int i, char *out, si
         size_t result = ZSTD_decompressStream(layer->stream, &to, &from);
         layer->at = from.pos;
         if (ZSTD_isError(result))
-            return fail(ZSTD_getErrorCode(result) == ZSTD_error_memory_allocation ? RSD_ENOMEM
-                                                                                  : RSD_EFORMAT,
-                        "zstd stream: %s", ZSTD_getErrorName(result));
+            return fail_zstd(result);
+        TRY(note_memory(layer));
         if (ended)
             break;
     }
@@ -232,9 +292,15 @@ static rsd_status fail_without_zstd(void)
                 "install libzstd-dev and build again");
 }
 
-size_t zstd_reader_memory(int nlayers)
+uint64_t zstd_reader_memory(const struct zstd_reader *reader, uint64_t nbytes)
 {
-    (void)nlayers;
+    (void)reader, (void)nbytes;
+    return 0;
+}
+
+uint64_t zstd_memory_from_start(const void *start, size_t n, uint64_t nbytes)
+{
+    (void)start, (void)n, (void)nbytes;
     return 0;
 }
 

@@ -11,8 +11,15 @@ rsd_status zstd_reader_open(read_at *read, void *context, uint64_t nbytes, int n
                             struct zstd_reader **out);
 void zstd_reader_close(struct zstd_reader *reader); /* accepts NULL */
 
-/* Return the memory that a stream may take: one that is read, at most; one that is written, about. */
-size_t zstd_reader_memory(int nlayers);
+/* Returns the memory of a reader that has produced its first bytes, if it produces nbytes in all. It does not grow
+ * later: a frame with a larger window than the one before it is ELIMIT. */
+uint64_t zstd_reader_memory(const struct zstd_reader *reader, uint64_t nbytes);
+
+/* Returns the same of a reader of one layer that is not open yet, from the first bytes of its data. */
+enum { ZSTD_START_NBYTES = 18 };
+uint64_t zstd_memory_from_start(const void *start, size_t n, uint64_t nbytes);
+
+/* Returns about the memory of a stream that is written. */
 size_t zstd_writer_memory(int level);
 
 /* Produces the next n bytes. EFORMAT: the stream ends before. */

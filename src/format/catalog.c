@@ -181,14 +181,6 @@ rsd_status catalog_check_transforms(const struct catalog *catalog, const struct 
                 catalog->transforms[extent->detail].unknown);
 }
 
-int catalog_max_layers(const struct catalog *catalog)
-{
-    int most = 0;
-    for (size_t i = 0; i < catalog->nextents; i++)
-        most = catalog->extents[i].nzstd > most ? catalog->extents[i].nzstd : most;
-    return most;
-}
-
 /* ---- where bytes are ---- */
 
 void stored_array_set_dense(struct stored_array *array, rsd_dtype dtype, int32_t ndim,

@@ -132,6 +132,25 @@ static rsd_status decode_small(struct chunk_stream *chunk)
     return status;
 }
 
+rsd_status chunk_stream_memory(struct store *store, const struct extent *extent,
+                               const struct stored_array *array, uint64_t *nbytes)
+{
+    unsigned char start[ZSTD_START_NBYTES];
+    size_t n = extent->nbytes < sizeof start ? (size_t)extent->nbytes : sizeof start;
+    *nbytes = sizeof(struct chunk_stream) + array->nbytes;
+    if (array->nbytes <= SMALL_NBYTES)
+        return RSD_OK;
+    *nbytes = sizeof(struct chunk_stream);
+    if (!extent->nzstd)
+        return RSD_OK;
+    if (array->memory)
+        memcpy(start, array->memory, n);
+    else
+        TRY(store_read(store, extent->file, extent->offset, start, n));
+    *nbytes += zstd_memory_from_start(start, n, array->nbytes);
+    return RSD_OK;
+}
+
 rsd_status chunk_stream_open(struct store *store, const struct extent *extent,
                              const struct stored_array *array, struct stored_stream **out)
 {

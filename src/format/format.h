@@ -41,8 +41,9 @@ struct stored_array {
     int64_t strides[RSD_MAX_DIMS]; /* bytes; 0 where the box has one index or is empty */
     uint32_t crc;
     bool has_crc, big_endian;
-    bool stream;        /* the record is compressed, and is read from its start */
-    const char *memory; /* the record itself, if it is in memory and not in a file; else NULL */
+    bool stream;            /* the record is compressed, and is read from its start */
+    uint64_t stream_nbytes; /* memory of the stream while it is open, at most */
+    const char *memory;     /* the record itself, if it is in memory and not in a file; else NULL */
 };
 
 /* Describes a dense row-major array that begins at an offset of its file. */
@@ -118,8 +119,6 @@ rsd_status catalog_finish(struct catalog *catalog);
 
 /* Returns EUNSUPPORTED for an item that went through an unknown transform. */
 rsd_status catalog_check_transforms(const struct catalog *catalog, const struct extent *extent);
-int catalog_max_layers(
-    const struct catalog *catalog); /* how often an item was compressed at most */
 rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const char **out);
 void catalog_drop(struct catalog *catalog);
 

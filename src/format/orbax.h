@@ -100,6 +100,10 @@ rsd_status zarr_take_fill_value(struct json *j, struct zarr_array *array);
 rsd_status chunk_stream_open(struct store *store, const struct extent *extent,
                              const struct stored_array *array, struct stored_stream **out);
 
+/* Finds the memory of such a stream while it is open, at most. */
+rsd_status chunk_stream_memory(struct store *store, const struct extent *extent,
+                               const struct stored_array *array, uint64_t *nbytes);
+
 /* ---- orbax_chunks.c: the boxes of an array ---- */
 
 struct orbax_array {

@@ -294,7 +294,9 @@ rsd_status orbax_locate(const rsd_checkpoint *checkpoint, size_t index, size_t b
     *array = catalog->arrays[extent->detail];
     if (!array->stream && !array->memory)
         array->offset = extent->offset;
-    return RSD_OK;
+    return array->stream
+               ? chunk_stream_memory(checkpoint->store, extent, array, &array->stream_nbytes)
+               : RSD_OK;
 }
 
 rsd_status orbax_open_stream(const rsd_checkpoint *checkpoint, size_t index, size_t box,

@@ -548,6 +548,7 @@ static rsd_status start_stream(struct archive_stream *stream, const struct exten
     array->nbytes = view->storage_count * (view->untyped ? 1 : rsd_dtype_nbytes(view->dtype));
     TRY(torch_view_check(view, array->nbytes));
     torch_view_set_array(view, array);
+    array->stream_nbytes = sizeof *stream + zstd_reader_memory(stream->zstd, array->nbytes);
     return RSD_OK;
 }
 

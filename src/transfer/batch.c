@@ -20,13 +20,17 @@
 
 #define PROGRESS_NBYTES ((int64_t)1 << 20) /* between two reports of progress */
 
+/* Streams may take one part in so many of the memory limit, and two streams with the largest windows in any case. */
+enum { STREAMS_PART = 2, STREAMS_LEAST = 34 << 20 };
+
 /* A transfer that was opened. */
 struct open_transfer {
     struct transfer transfer;
     const struct batch_job *job;
-    int64_t next, end;    /* tiles to be claimed */
-    _Atomic bool failed;  /* and was forgiven: its other tiles are skipped */
-    _Atomic int64_t left; /* tiles not done */
+    int64_t next, end;       /* tiles to be claimed */
+    _Atomic bool failed;     /* and was forgiven: its other tiles are skipped */
+    _Atomic int64_t left;    /* tiles not done */
+    uint64_t streams_nbytes; /* that it took of the memory for streams */
 };
 
 struct job_queue {
@@ -49,6 +53,8 @@ struct batch_state {
     _Atomic int64_t nbytes_done;
     _Atomic int64_t nbytes_reported; /* in the last report of progress */
     pthread_mutex_t reporting;
+    pthread_cond_t returned; /* under the lock, like the next line: memory of streams was */
+    uint64_t streams_nbytes, most_streams; /* that is in use now, and was at most */
 };
 
 uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool)
@@ -56,6 +62,12 @@ uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool)
     /* Each thread has buffers for what it reads, what it writes, and perhaps a cast and a kept record. */
     int64_t all = max_nbytes > 0 ? max_nbytes : DEFAULT_MAX_NBYTES;
     return (uint64_t)max_i64(all / pool_nthreads(pool) / 5, 1);
+}
+
+uint64_t batch_stream_limit(int64_t max_nbytes)
+{
+    uint64_t all = (uint64_t)(max_nbytes > 0 ? max_nbytes : DEFAULT_MAX_NBYTES) / STREAMS_PART;
+    return all > STREAMS_LEAST ? all : STREAMS_LEAST;
 }
 
 /* ---- failures ---- */
@@ -67,8 +79,9 @@ static void stop_batch(struct batch_state *s, rsd_status status)
         s->status = status;
         s->message = text_copy(rsd_error());
     }
-    pthread_mutex_unlock(&s->lock);
     atomic_store(&s->stopped, true);
+    pthread_cond_broadcast(&s->returned);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Stops the batch, unless the failure of this job is forgiven. */
@@ -123,11 +136,45 @@ static int64_t tile_nbytes(const struct transfer *transfer, int64_t tile)
            (tile == 0 ? transfer->nbytes % transfer->ntiles : 0);
 }
 
+/* ---- memory of streams ---- */
+
+/* Waits until there is memory for the streams of a transfer, which its thread then reads from start to end. So
+ * fewer threads work if many streams are open. */
+static rsd_status take_streams(struct batch_state *s, struct open_transfer *open)
+{
+    const struct transfer *transfer = &open->transfer;
+    uint64_t need = transfer->stream_nbytes, most = s->batch->max_stream_nbytes;
+    if (need > most)
+        return fail(RSD_ELIMIT,
+                    "%.300s: %zu compressed boxes have to be read at a time, which takes %llu "
+                    "bytes; raise the memory limit to %llu bytes",
+                    transfer->name, transfer->nstreams, (unsigned long long)need,
+                    (unsigned long long)(need * STREAMS_PART));
+    pthread_mutex_lock(&s->lock);
+    while (need > most - s->streams_nbytes && !atomic_load(&s->stopped))
+        pthread_cond_wait(&s->returned, &s->lock);
+    s->streams_nbytes += open->streams_nbytes = atomic_load(&s->stopped) ? 0 : need;
+    s->most_streams = s->streams_nbytes > s->most_streams ? s->streams_nbytes : s->most_streams;
+    pthread_mutex_unlock(&s->lock);
+    return RSD_OK;
+}
+
+static void return_streams(struct batch_state *s, const struct open_transfer *open)
+{
+    if (!open->streams_nbytes)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->streams_nbytes -= open->streams_nbytes;
+    pthread_cond_broadcast(&s->returned);
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* ---- transfers ---- */
 
-static void drop_open_transfer(struct open_transfer *open)
+static void drop_open_transfer(struct batch_state *s, struct open_transfer *open)
 {
     transfer_drop(&open->transfer);
+    return_streams(s, open);
     mem_free(open);
 }
 
@@ -168,7 +215,7 @@ static void close_transfer(struct batch_state *s, struct open_transfer *open,
         if (status)
             fail_job(s, open, status);
     }
-    drop_open_transfer(open);
+    drop_open_transfer(s, open);
 }
 
 /* Opens the transfer of a job, and limits it to this rank's tiles of the job. */
@@ -178,6 +225,7 @@ static rsd_status open_transfer(struct batch_state *s, struct open_transfer *ope
     const struct batch_job *job = open->job;
     struct transfer *transfer = &open->transfer;
     TRY(batch->open(batch->context, job, transfer));
+    TRY(take_streams(s, open));
     open->end = transfer->ntiles;
     if (!batch_job_is_whole(job)) {
         open->next = batch_job_tile(job, job->from, transfer->ntiles);
@@ -203,7 +251,7 @@ static rsd_status open_next_transfer(struct batch_state *s, struct job_queue *qu
         rsd_status status = open_transfer(s, open);
         if (status) {
             fail_job(s, open, status);
-            drop_open_transfer(open);
+            drop_open_transfer(s, open);
             if (atomic_load(&s->stopped))
                 return status;
         } else if (open->next == open->end) {
@@ -366,7 +414,7 @@ static void close_queues(struct batch_state *s)
 {
     for (size_t i = 0; i < s->nqueues; i++) {
         if (s->queues[i].current)
-            drop_open_transfer(s->queues[i].current); /* stopped between its tiles */
+            drop_open_transfer(s, s->queues[i].current); /* stopped between its tiles */
         pthread_mutex_destroy(&s->queues[i].lock);
     }
     mem_free(s->queues);
@@ -378,11 +426,13 @@ rsd_status batch_run(struct batch *batch)
     TRY(open_queues(&s));
     pthread_mutex_init(&s.lock, NULL);
     pthread_mutex_init(&s.reporting, NULL);
+    pthread_cond_init(&s.returned, NULL);
     int32_t nthreads = pool_nthreads(batch->pool);
     if (batch->max_threads > 0 && batch->max_threads < nthreads)
         nthreads = batch->max_threads;
     pool_run(batch->pool, nthreads, run_thread, &s);
     close_queues(&s);
+    batch->stats.nbytes_memory += (int64_t)s.most_streams;
     if (!s.status) {
         atomic_store(&s.nbytes_done, batch->nbytes_total); /* parts are rounded to tiles */
         report_batch_progress(&s, true);
@@ -390,6 +440,7 @@ rsd_status batch_run(struct batch *batch)
     if (s.status)
         error_set("%s", s.message ? s.message : "no memory for a message");
     mem_free(s.message);
+    pthread_cond_destroy(&s.returned);
     pthread_mutex_destroy(&s.reporting);
     pthread_mutex_destroy(&s.lock);
     return s.status;

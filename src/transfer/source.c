@@ -15,7 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SHORT_RUN = 4096 };
+enum { SHORT_RUN = 4096, WINDOW_NBYTES = 1 << 16 };
+enum { READ_NBYTES = 8192 }; /* that are read in the time that a read takes */
 
 /* ---- opening ---- */
 
@@ -25,6 +26,19 @@ static bool covers_record(const struct source *source)
     return source->array.base == 0 &&
            (uint64_t)box_volume(source->ndim, source->len) * source->element_nbytes ==
                source->array.nbytes;
+}
+
+/* Returns whether the box is a view of its record, with short rows that are apart. */
+static bool is_scattered(const struct source *source)
+{
+    int64_t packed[RSD_MAX_DIMS];
+    if (source->checkable || source->array.stream || source->array.memory ||
+        box_is_empty(source->ndim, source->len))
+        return false;
+    box_packed_strides(source->ndim, source->len, source->element_nbytes, packed);
+    struct loops loops =
+        box_loops(source->ndim, source->len, source->element_nbytes, source->array.strides, packed);
+    return loops.n > 0 && loops.run < SHORT_RUN;
 }
 
 /* Names the file and the tensor in the last error. */
@@ -64,6 +78,7 @@ rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t
     if (status)
         return fail_in_source(source, status);
     source->checkable = source->array.has_crc && covers_record(source);
+    source->scattered = is_scattered(source);
     release_frame(source, &catalog->extents[tensor->first_extent + box]);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
@@ -204,14 +219,6 @@ rsd_status source_check(const struct source *source, struct io_stats *stats)
     return status ? fail_in_source(source, status) : RSD_OK;
 }
 
-/* All that is wanted was read, so that a tensor of many boxes has few of them open at a time. */
-static void release_stream(struct source *source)
-{
-    close_stream(source);
-    mem_free(source->kept);
-    source->kept = NULL;
-}
-
 /* ---- reading regions ---- */
 
 static void swap_elements(struct source *source, char *data, size_t nbytes)
@@ -226,7 +233,8 @@ static void swap_elements(struct source *source, char *data, size_t nbytes)
         }
 }
 
-/* Reads the whole record into memory, for boxes whose rows are too short to be read one by one. */
+/* Reads the whole record into memory, for boxes whose rows are too short to be read one by one. It is used until
+ * release_record. */
 static rsd_status keep_record(struct source *source, struct io_stats *stats)
 {
     rsd_status status = RSD_OK;
@@ -240,8 +248,22 @@ static rsd_status keep_record(struct source *source, struct io_stats *stats)
         else
             source->kept = record;
     }
+    source->nkeepers += !status;
     pthread_mutex_unlock(&source->keeping);
     return status;
+}
+
+/* The last thread that copies bytes which are wanted drops the record, so that a tensor of many boxes has few of
+ * them in memory at a time. */
+static void release_record(struct source *source, uint64_t ncopied)
+{
+    pthread_mutex_lock(&source->keeping);
+    source->ncopied += ncopied;
+    if (--source->nkeepers == 0 && source->ncopied >= source->wanted) {
+        mem_free(source->kept);
+        source->kept = NULL;
+    }
+    pthread_mutex_unlock(&source->keeping);
 }
 
 bool source_runs_across(const struct source *source)
@@ -299,6 +321,66 @@ static rsd_status read_rows(struct source *source, uint64_t at, const struct loo
     return RSD_OK;
 }
 
+/* The first of the inner loops that lie in a window of the record together, and how many turns of it do. */
+struct row_window {
+    int32_t first;
+    int64_t turns, span; /* bytes from the first to the last */
+};
+
+/* Returns the largest window that is read faster than its rows one by one. */
+static struct row_window find_window(const struct loops *loops)
+{
+    struct row_window window = {loops->n, 1, (int64_t)loops->run};
+    int64_t nrows = 1;
+    for (int32_t i = loops->n - 1; i >= 0; i--) {
+        const struct loop *loop = &loops->loop[i];
+        int64_t stride = loop->src_stride, turns = loop->count;
+        if (stride < 0 || stride > READ_NBYTES * nrows || window.turns != 1)
+            break;
+        if (stride > 0)
+            turns = min_i64(turns, (WINDOW_NBYTES - window.span) / stride + 1);
+        if (turns < 2)
+            break;
+        window.first = i;
+        window.span += (turns - 1) * stride;
+        nrows *= turns;
+        window.turns = turns == loop->count ? 1 : turns;
+    }
+    return window;
+}
+
+/* Reads the rows of a view of its record, in which they are close to each other: all that lies between the rows of
+ * a window is read too. */
+static rsd_status read_windows(struct source *source, uint64_t at, const struct loops *loops,
+                               char *out, struct io_stats *stats)
+{
+    struct row_window window = find_window(loops);
+    struct loops outer = *loops, inner = {.run = loops->run, .n = loops->n - window.first};
+    struct copier copier = copier_best();
+    int64_t index[MAX_LOOPS] = {0}, from = (int64_t)at, to = 0;
+    bool split = window.turns > 1; /* the first of the inner loops is done in several windows */
+    char *bytes = mem_new((size_t)window.span, 1);
+    rsd_status status = bytes ? RSD_OK : RSD_ENOMEM;
+    outer.n = window.first;
+    for (int32_t i = 0; i < inner.n; i++)
+        inner.loop[i] = loops->loop[window.first + i];
+    const struct loop whole = inner.n ? inner.loop[0] : (struct loop){1, 0, 0};
+    int64_t step = split ? window.turns : whole.count;
+    do
+        for (int64_t turn = 0; turn < whole.count && !status; turn += step) {
+            int64_t turns = min_i64(step, whole.count - turn);
+            uint64_t begin = (uint64_t)(from + turn * whole.src_stride);
+            inner.loop[0].count = turns;
+            status = read_bytes(source, begin, bytes,
+                                (size_t)(window.span - (step - turns) * whole.src_stride), stats);
+            if (!status)
+                copy_loops(&copier, false, &inner, bytes, out + to + turn * whole.dst_stride);
+        }
+    while (!status && loops_next(&outer, index, &from, &to));
+    mem_free(bytes);
+    return status;
+}
+
 /* Copies n packed elements to places that are one stride apart. */
 static void scatter_elements(char *out, int64_t stride, const char *in, int64_t n,
                              size_t element_nbytes)
@@ -354,12 +436,18 @@ static int32_t dim_along(const struct source *source, const int64_t *len)
 }
 
 static rsd_status read_kept(struct source *source, uint64_t at, const struct loops *loops,
-                            char *out, struct io_stats *stats)
+                            uint64_t nbytes, char *out, struct io_stats *stats)
 {
     struct copier copier = copier_best();
     TRY(keep_record(source, stats));
     copy_loops(&copier, false, loops, source->kept + at, out);
+    release_record(source, nbytes);
     return RSD_OK;
+}
+
+static uint64_t region_nbytes(const struct source *source, const int64_t *len)
+{
+    return (uint64_t)box_volume(source->ndim, len) * source->element_nbytes;
 }
 
 /* Reads a region of the box, packed row by row. Chooses by the order of its bytes in the file. */
@@ -370,17 +458,19 @@ static rsd_status read_region(struct source *source, const int64_t *lo, const in
     uint64_t at = region_loops(source, lo, len, &loops);
     bool across = loops.n > 0 && loops.run < SHORT_RUN && source_runs_across(source);
     if (across && source->array.nbytes <= max_kept)
-        return read_kept(source, at, &loops, out, stats);
+        return read_kept(source, at, &loops, region_nbytes(source, len), out, stats);
     if (across && source->array.stream) /* it would be decompressed again for every row */
         return fail(
             RSD_ELIMIT,
-            "compressed box of %llu bytes is stored transposed; raise the memory limit to 5 "
-            "times that size per thread",
-            (unsigned long long)source->array.nbytes);
+            "compressed box of %llu bytes is stored transposed, and %llu can be kept in memory; "
+            "raise the memory limit to %llu times what it is",
+            (unsigned long long)source->array.nbytes, (unsigned long long)max_kept,
+            (unsigned long long)(source->array.nbytes / (max_kept ? max_kept : 1) + 1));
     int32_t along = across ? dim_along(source, len) : -1;
     if (along >= 0)
         return read_across(source, lo, len, along, out, stats);
-    return read_rows(source, at, &loops, out, stats);
+    return source->scattered ? read_windows(source, at, &loops, out, stats)
+                             : read_rows(source, at, &loops, out, stats);
 }
 
 rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *len, char *out,
@@ -389,10 +479,10 @@ rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *
     rsd_status status = read_region(source, lo, len, out, max_kept, stats);
     if (status)
         return fail_in_source(source, status);
-    size_t nbytes = (size_t)box_volume(source->ndim, len) * source->element_nbytes;
+    uint64_t nbytes = region_nbytes(source, len);
     if (source->array.big_endian)
-        swap_elements(source, out, nbytes);
+        swap_elements(source, out, (size_t)nbytes);
     if (source->array.stream && (source->delivered += nbytes) >= source->wanted)
-        release_stream(source);
+        close_stream(source); /* so that a tensor of many boxes has few of them open at a time */
     return RSD_OK;
 }

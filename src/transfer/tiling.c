@@ -182,10 +182,107 @@ static void count_wanted(struct transfer *transfer)
             transfer->sources[i].checkable = false;
 }
 
+/* ---- what is open at a time ---- */
+
+/* The first and the last tile that read a source. */
+struct source_span {
+    int64_t tile;
+    bool ends;
+    size_t source;
+};
+
+static int64_t tile_at(const struct transfer *transfer, const int64_t *at)
+{
+    int64_t index = 0;
+    for (int32_t d = 0; d < transfer->ndim; d++)
+        index = index * ceil_div(transfer->len[d], transfer->tile[d]) +
+                (at[d] - transfer->lo[d]) / transfer->tile[d];
+    return index;
+}
+
+/* A source that ends in a tile is still open when others begin there. */
+static int by_tile(const void *a, const void *b)
+{
+    const struct source_span *x = a, *y = b;
+    if (x->tile != y->tile)
+        return x->tile < y->tile ? -1 : 1;
+    return x->ends - y->ends;
+}
+
+/* Finds the tiles in which the pieces of each source begin and end. spans: two for each source. */
+static void find_spans(const struct transfer *transfer, struct source_span *spans)
+{
+    size_t ndim = (size_t)transfer->ndim;
+    for (size_t i = 0; i < transfer->nsources; i++) {
+        spans[2 * i] = (struct source_span){INT64_MAX, false, i};
+        spans[2 * i + 1] = (struct source_span){-1, true, i};
+    }
+    for (size_t i = 0; i < transfer->npieces; i++) {
+        const int64_t *lo = transfer->piece_lo + i * ndim, *len = transfer->piece_len + i * ndim;
+        struct source_span *span = &spans[2 * transfer->pieces[i].source];
+        int64_t last[RSD_MAX_DIMS];
+        for (int32_t d = 0; d < transfer->ndim; d++)
+            last[d] = lo[d] + len[d] - 1;
+        span[0].tile = min_i64(span[0].tile, tile_at(transfer, lo));
+        span[1].tile = max_i64(span[1].tile, tile_at(transfer, last));
+    }
+}
+
+/* Counts the sources that are open at a time, at most, and the memory of their streams. */
+static rsd_status count_open(struct transfer *transfer, size_t *nopen)
+{
+    struct source_span *spans = mem_new(2 * transfer->nsources, sizeof *spans);
+    uint64_t nbytes = 0;
+    size_t n = 0, nstreams = 0;
+    if (!spans)
+        return RSD_ENOMEM;
+    find_spans(transfer, spans);
+    qsort(spans, 2 * transfer->nsources, sizeof *spans, by_tile);
+    for (size_t i = 0; i < 2 * transfer->nsources; i++) {
+        const struct stored_array *array = &transfer->sources[spans[i].source].array;
+        bool ends = spans[i].ends, stream = array->stream;
+        n += ends ? SIZE_MAX : 1; /* less one */
+        nstreams += !stream ? 0 : ends ? SIZE_MAX : 1;
+        nbytes += !stream ? 0 : ends ? -array->stream_nbytes : array->stream_nbytes;
+        *nopen = n > *nopen ? n : *nopen;
+        if (nbytes > transfer->stream_nbytes) {
+            transfer->stream_nbytes = nbytes;
+            transfer->nstreams = nstreams;
+        }
+    }
+    mem_free(spans);
+    return RSD_OK;
+}
+
+/* Whether a source is a stream, or may be kept whole: then what is open at a time takes memory. */
+static bool any_takes_memory(const struct transfer *transfer)
+{
+    bool any = false;
+    for (size_t i = 0; i < transfer->nsources && !any; i++)
+        any = transfer->sources[i].array.stream || source_runs_across(&transfer->sources[i]);
+    return any && transfer->npieces > 0;
+}
+
+/* Cuts tiles. The records that are kept at a time have max_nbytes together. */
+static rsd_status choose_tiles_and_kept(struct transfer *transfer, uint64_t max_nbytes)
+{
+    size_t nopen = 0;
+    choose_tiles(transfer, max_nbytes);
+    if (!any_takes_memory(transfer))
+        return RSD_OK;
+    TRY(count_open(transfer, &nopen));
+    transfer->max_kept /= nopen;
+    choose_tiles(transfer,
+                 max_nbytes); /* those that are not kept have longer runs in larger tiles */
+    return count_open(transfer, &nopen);
+}
+
 /* The last step of opening, when pieces and sources are known. */
 static rsd_status cut_tiles(struct transfer *transfer, uint64_t max_nbytes)
 {
     count_wanted(transfer);
+    if (transfer->in_order) /* the other half is for the streams */
+        max_nbytes /= 2;
     for (size_t i = 0; i < transfer->nsinks; i++) {
         const struct sink *sink = &transfer->sinks[i];
         size_t nbytes = rsd_dtype_nbytes(sink->dtype);
@@ -198,8 +295,7 @@ static rsd_status cut_tiles(struct transfer *transfer, uint64_t max_nbytes)
     TRY(box_tree_build(&transfer->tree, transfer->ndim, (int64_t)transfer->npieces,
                        transfer->piece_lo, transfer->piece_len));
     bound_pieces(transfer);
-    choose_tiles(transfer, max_nbytes > 0 ? max_nbytes : 1);
-    return RSD_OK;
+    return choose_tiles_and_kept(transfer, max_nbytes > 0 ? max_nbytes : 1);
 }
 
 /* ---- opening ---- */

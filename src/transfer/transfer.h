@@ -31,6 +31,7 @@ struct source {
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS]; /* the box */
     struct stored_array array;                   /* where its bytes are; in memory, the strides */
     bool checkable;                              /* its CRC-32 can be compared */
+    bool scattered;  /* its rows are short and apart, and what is between them may be read too */
     bool checked;    /* its record was read whole elsewhere, and its CRC-32 is right */
     bool unchecked;  /* the caller does not want its record to be read only for its CRC-32 */
     uint64_t wanted; /* bytes of the box that the transfer reads */
@@ -38,7 +39,9 @@ struct source {
     pthread_mutex_t lock;         /* protects the next line */
     uint64_t crc_sum, crc_nbytes; /* of the bytes that were read so far */
     pthread_mutex_t keeping;      /* protects the next line */
-    char *kept;                   /* the whole record */
+    char *kept;                   /* the whole record, while it is used */
+    size_t nkeepers;              /* threads that copy from it */
+    uint64_t ncopied;             /* bytes that were copied from it */
 
     struct stored_stream *stream; /* while it is read, by one thread */
     uint64_t stream_at, stream_crc;
@@ -145,12 +148,14 @@ struct transfer {
     size_t nsources;
     struct sink *sinks;
     size_t nsinks;
-    size_t cast_nbytes; /* of the widest element that sinks convert to; 0: none converts */
-    bool in_order;      /* tiles must be done one after the other */
-    bool stream;        /* sinks in memory are large: stores bypass the cache */
-    bool on_device;     /* an array of the caller is on a device, and */
-    int device;         /* one that has such an array */
-    uint64_t max_kept;  /* records up to this may be kept whole */
+    size_t cast_nbytes;     /* of the widest element that sinks convert to; 0: none converts */
+    bool in_order;          /* tiles must be done one after the other */
+    bool stream;            /* sinks in memory are large: stores bypass the cache */
+    bool on_device;         /* an array of the caller is on a device, and */
+    int device;             /* one that has such an array */
+    uint64_t max_kept;      /* records up to this may be kept whole */
+    uint64_t stream_nbytes; /* memory of the streams that are open at a time, at most */
+    size_t nstreams;        /* how many these are */
 
     struct transfer_piece *pieces; /* before sources are open, they name boxes of the tensor */
     int64_t *piece_lo, *piece_len; /* of each piece in turn */
@@ -327,9 +332,9 @@ struct batch {
     void *stream; /* of the caller, if arrays are on a CUDA device */
 
     struct partial_crc_list *partial_crcs; /* takes the sources of jobs that are not whole */
-    size_t stream_nbytes; /* memory of the streams that a thread has open besides its buffers */
-    int32_t max_threads;  /* 0: those of the pool */
-    bool check_records;   /* records that no transfer reads whole are read once more */
+    int32_t max_threads;                   /* 0: those of the pool */
+    uint64_t max_stream_nbytes;            /* memory of the streams that all threads read */
+    bool check_records;         /* records that no transfer reads whole are read once more */
     struct record_set *records; /* that were checked */
 
     struct io_stats stats; /* set by the run */
@@ -339,6 +344,9 @@ rsd_status batch_run(struct batch *batch);
 
 /* Returns how many bytes a tile may have, if buffers of all threads may have max_nbytes. */
 uint64_t batch_tile_limit(int64_t max_nbytes, const rsd_pool *pool);
+
+/* Returns how many bytes the streams of all threads may have. */
+uint64_t batch_stream_limit(int64_t max_nbytes);
 
 /* ---- prefetch.c: what is read ahead ---- */
 
