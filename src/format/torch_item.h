@@ -42,8 +42,9 @@ rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbyte
 /* Sets the base and strides of a view that torch_view_check accepts. */
 void torch_view_set_array(const struct torch_view *view, struct stored_array *array);
 
-/* Reads the byte order of an archive, which is little-endian if it has none. */
+/* Reads the byte order of an archive, which is little-endian if it has none. The second takes the text of its record. */
 rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian);
+rsd_status torch_take_byteorder(struct slice text, bool *big_endian);
 
 /* Finds the tensor in an item of torch.save. */
 rsd_status torch_item_locate(struct store *store, const struct extent *extent,
@@ -53,7 +54,9 @@ rsd_status torch_item_locate(struct store *store, const struct extent *extent,
 rsd_status archive_locate(const rsd_checkpoint *checkpoint, const struct extent *extent,
                           struct torch_view *view, struct stored_array *array);
 
-/* The same in a compressed item. The stream is left at the tensor's first byte. */
+/* ---- torch_item_stream.c: the same in a compressed item ---- */
+
+/* Finds the tensor. The stream is left at its first byte. */
 rsd_status torch_item_open_stream(struct store *store, const struct extent *extent,
                                   struct torch_view *view, struct stored_array *array,
                                   struct stored_stream **stream);

@@ -351,8 +351,8 @@ static struct row_window find_window(const struct loops *loops)
 
 /* Reads the rows of a view of its record, in which they are close to each other: all that lies between the rows of
  * a window is read too. */
-static rsd_status read_windows(struct source *source, uint64_t at, const struct loops *loops,
-                               char *out, struct io_stats *stats)
+static rsd_status read_row_windows(struct source *source, uint64_t at, const struct loops *loops,
+                                   char *out, struct io_stats *stats)
 {
     struct row_window window = find_window(loops);
     struct loops outer = *loops, inner = {.run = loops->run, .n = loops->n - window.first};
@@ -469,7 +469,7 @@ static rsd_status read_region(struct source *source, const int64_t *lo, const in
     int32_t along = across ? dim_along(source, len) : -1;
     if (along >= 0)
         return read_across(source, lo, len, along, out, stats);
-    return source->scattered ? read_windows(source, at, &loops, out, stats)
+    return source->scattered ? read_row_windows(source, at, &loops, out, stats)
                              : read_rows(source, at, &loops, out, stats);
 }
 
