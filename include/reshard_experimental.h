@@ -38,7 +38,7 @@ typedef struct rsd_stash rsd_stash;
 typedef struct rsd_stash_options {
     size_t struct_nbytes; /* sizeof(rsd_stash_options) */
     int32_t check;        /* 1: every put compares digests of the buffers, and so is Collective */
-    int64_t max_nbytes;   /* for messages of one gather under way; 0: 16.8 MB */
+    int64_t max_nbytes;   /* for the messages of one gather in progress; 0: 16.8 MB */
     double timeout;       /* seconds without progress; 0: 300 */
 } rsd_stash_options;
 

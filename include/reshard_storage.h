@@ -90,7 +90,7 @@ rsd_status rsd_storage_traffic(const rsd_storage *storage, rsd_traffic *traffic)
 /* Uploads below s3://BUCKET/PREFIX that were begun and neither completed nor removed: the parts of a killed
  * run stay in the bucket, and are paid for, until they are removed. on_upload is called for each, with the
  * path, the time it was begun (as the service writes it) and an identifier; it may be NULL. With remove, they
- * are removed then. Do not remove those of a run that is at work. *nuploads: how many were found. */
+ * are removed then. Do not remove those of a run in progress. *nuploads: how many were found. */
 typedef rsd_status rsd_on_upload(void *context, const char *path, const char *begun,
                                  const char *identifier);
 rsd_status rsd_storage_uploads(rsd_storage *storage, const char *path, int32_t remove,

@@ -191,7 +191,7 @@ class _Values(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._index:
-            raise MissingError(f"there is no value {name}")
+            raise MissingError(f"the checkpoint has no value {name}")
         text = Address()
         with self._checkpoint.in_use() as handle:
             _c.lib.rsd_checkpoint_value(handle, self._index[name], C.byref(text))
@@ -220,7 +220,7 @@ class _Values(Mapping[str, Any]):
     def item(self, name: str) -> Optional[bytes]:
         """Returns the bytes that torch.save wrote for a value, decompressed, or None if it has no item."""
         if name not in self._index:
-            raise MissingError(f"there is no value {name}")
+            raise MissingError(f"the checkpoint has no value {name}")
         address, count = Address(), C.c_size_t()
         with self._checkpoint.in_use() as handle:
             _c.lib.rsd_checkpoint_value_item(handle, self._index[name], C.byref(address), C.byref(count))

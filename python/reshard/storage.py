@@ -107,7 +107,7 @@ class Storage(_c.Handle):
 
     def uploads(self, path: str, *, remove: bool = False) -> List[Upload]:
         """Uploads below s3://BUCKET/PREFIX that killed runs left. With `remove`, removes them; not those of a
-        run that is at work."""
+        run in progress."""
         found: List[Upload] = []
         kept, count = _c.Kept(), _c.Int64()
 

@@ -201,7 +201,7 @@ void budget_add_input(uint64_t nbytes); /* says that bytes of a file are read in
 void budget_add_file(uint64_t nbytes);  /* says that a file of this length is read */
 bool budget_counts_files(void);         /* whether the budget of this thread wants to know */
 
-/* Take from the budget of this thread. Return false if there is not enough left, true if no budget was
+/* Take from the budget of this thread. Return false if too little is left, true if no budget was
  * started. A caller that gets false may stop with any result. */
 bool budget_take(uint64_t nsteps);
 bool budget_take_memory(uint64_t nbytes);

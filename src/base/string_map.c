@@ -52,7 +52,7 @@ static uint64_t hash_name(const uint64_t key[2], struct slice name)
     return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-/* Where the kernel has no random bytes, addresses and the clock have to do. */
+/* Chooses a random key. If the kernel has no random bytes yet, takes addresses and the clock. */
 static void choose_key(struct string_map *map)
 {
     if (getrandom(map->key, sizeof map->key, GRND_NONBLOCK) == (ssize_t)sizeof map->key)

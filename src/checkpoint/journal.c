@@ -58,7 +58,7 @@ static rsd_status append_text(const struct store_output *dest, struct text *text
     return status;
 }
 
-/* Appends what a run that goes on must find. */
+/* Appends a line that a resumed run must find. */
 static rsd_status append_note(struct store_output *dest, struct text *text)
 {
     TRY(append_text(dest, text));

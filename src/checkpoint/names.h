@@ -61,6 +61,6 @@ rsd_status head_counts_find(struct head_counts *heads, rsd_checkpoint *checkpoin
 
 /* ---- names_maps.c ---- */
 
-const char *name_map_text(const char *name); /* NULL: there is no such map */
+const char *name_map_text(const char *name); /* NULL: unknown */
 
 #endif

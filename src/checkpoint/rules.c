@@ -253,7 +253,7 @@ static bool has_part(const rsd_checkpoint *checkpoint, const char *key)
     return false;
 }
 
-/* Fails if a rule needs a mesh and there is none. */
+/* Returns EINVAL if a rule needs a mesh and none is set. */
 static rsd_status check_mesh(const rsd_rules *rules)
 {
     if (rules->mesh)

@@ -81,7 +81,7 @@ struct rsd_rules {
     char *name;              /* of the last tensor that was mapped */
 };
 
-/* The error of a tensor for which there is no rule. */
+/* The error of a tensor that no rule matches. */
 #define RULES_NO_MATCH "no rule matches; add a rule or a default"
 
 /* As rsd_rules_map, but errors do not name the tensor. */

@@ -118,7 +118,7 @@ bool urls_is_url(const char *path);
 /* Removes the options that all verbs have for URLs. Returns GO_ON or an exit code. */
 int urls_take_options(const char *verb, int *argc, char **argv);
 
-/* If one of two paths is a URL, half of the memory is for data on its way. Returns what is left. */
+/* If one of two paths is a URL, half of the memory is for data in transit. Returns the other half. */
 int64_t urls_limit_memory(const char *one, const char *other, int64_t max_nbytes);
 
 /* The storage for a path; NULL: it is a local one, and no other was a URL. */
@@ -246,7 +246,7 @@ void cli_print_json_list(FILE *out, int32_t n, const int64_t *values);
 /* One thread per core, at most 16: more do not make a disk faster. */
 long long cli_default_threads(void);
 
-/* End the process if there is no memory. */
+/* End the process if they cannot allocate. */
 void *cli_need_memory(void *memory);
 char *cli_new_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -5,7 +5,7 @@ static const char uploads_help[] =
     "usage: reshard uploads [options] s3://BUCKET/PREFIX\n\n"
     "List uploads below PREFIX that were begun and not finished, such as those of killed runs.\n"
     "The bucket keeps their parts until the run is resumed or they are removed.\n\n"
-    "  --remove             Remove them. Do not do so while a run is at work below PREFIX\n"
+    "  --remove             Remove them. Not while a run writes below PREFIX\n"
     "  -h, --help           Show this help\n";
 
 enum { REMOVE = 1000 };

@@ -12,7 +12,8 @@ typedef uint32_t pickle_node; /* a value of a tree */
 #define PICKLE_TRUE        ((pickle_node)6)
 #define PICKLE_FALSE       ((pickle_node)10)
 #define PICKLE_EMPTY_TUPLE ((pickle_node)14)
-#define PICKLE_ABSENT      ((pickle_node)18) /* there is no value */
+#define PICKLE_ABSENT                                                                              \
+    ((pickle_node)18) /* not a value: a key, an argument or an attribute is missing */
 
 enum pickle_kind {
     NODE_ATOM, /* None, True, False */
@@ -171,7 +172,8 @@ rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **
 rsd_status pickle_to_plain_pickle(const struct pickle_tree *tree, pickle_node c, struct bytes *out,
                                   bool *plain);
 
-/* Of a dict, an OrderedDict or an instance of a class that has entries as a dict has. pickle_dict_items returns PICKLE_ABSENT if there are no entries. */
+/* For a dict, an OrderedDict, or an instance of a class with dict entries. pickle_dict_items returns PICKLE_ABSENT
+ * without entries. */
 bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c);
 pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c);
 

@@ -339,7 +339,7 @@ rsd_status zip_read_pickle(const struct zip *zip, const struct zip_record *recor
     struct checked_record checked = {.zip = zip, .data = record->data};
     uint64_t used;
     rsd_status status = pickle_read(read_checked, &checked, record->nbytes, tree, root, &used);
-    /* torch writes 0 if it is told not to compute it. */
+    /* torch writes 0 if its user has disabled CRCs. */
     if (record->crc == 0 || checked.at != record->nbytes || (status && status != RSD_EFORMAT))
         return status;
     rsd_status damaged = compare_crc(record, checked.crc);

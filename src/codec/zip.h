@@ -31,7 +31,7 @@ struct zip {
 rsd_status zip_open(struct zip *zip, read_at *read, void *context, uint64_t nbytes);
 void zip_close(struct zip *zip);
 
-/* Finds a record by its name without the directory, and locates it. *out is NULL if there is none. */
+/* Finds a record by its name without the directory, and locates it. *out is NULL if the archive lacks it. */
 rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out);
 rsd_status zip_locate(const struct zip *zip, struct zip_record *record);
 

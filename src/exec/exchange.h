@@ -2,7 +2,7 @@
  *
  *     exchange_compile.c   what this rank sends and receives: messages of packed boxes, and combined boxes
  *     host_data.c          arrays and ring buffers that the ranks of a host export to each other
- *     channel.c            one message under way: by a transport or through shared memory
+ *     channel.c            one message in progress: over a transport or through shared memory
  *     exchange_device.c    the same for arrays on a CUDA device
  *     device_share.c       device memory that the ranks of a host export to each other
  *     exchange_bind.c      binding

@@ -325,7 +325,7 @@ static rsd_status sort_tensor_boxes(struct metadata_reader *reader, size_t ordin
     return RSD_OK;
 }
 
-/* Finds the box of a tensor that begins at lo; *box is nboxes if there is none. */
+/* Finds the box of a tensor that begins at lo; *box is nboxes if no box does. */
 static rsd_status find_tensor_box(struct metadata_reader *reader, size_t ordinal,
                                   const struct stored_tensor *tensor, size_t hint,
                                   const int64_t *lo, size_t *box)

@@ -128,7 +128,7 @@ rsd_status catalog_tensor_layout(const struct catalog *catalog, const struct sto
 rsd_status catalog_boxes_layout(rsd_dtype dtype, int32_t ndim, const int64_t *shape, size_t n,
                                 const int64_t *lo, const int64_t *len, rsd_layout **out);
 size_t catalog_find_tensor(const struct catalog *catalog,
-                           const char *name); /* SIZE_MAX: there is none */
+                           const char *name); /* SIZE_MAX: not found */
 size_t catalog_find_value(const struct catalog *catalog, const char *name);
 
 static inline const int64_t *tensor_shape(const struct catalog *catalog,
@@ -162,15 +162,15 @@ enum { MAX_ZSTD_LEVEL = 19 }; /* a higher one needs more memory than readers all
 
 /* Beside each extent of the catalog. */
 struct manifest_item {
-    uint64_t head;        /* bytes before the tensor's */
-    uint64_t gap;         /* zeros before the item, less than ALIGNED_NBYTES */
-    _Atomic uint64_t crc; /* of the bytes that were written so far, raw */
-    unsigned char first[8];
-    _Atomic bool reserved; /* space for it is reserved: its first block was read */
-    bool done;             /* complete, and known to be on disk */
-    bool split;            /* several ranks write it, and rank 0 completes it */
-    size_t at;             /* into `places` if its array has other boxes too; else 0 */
-    const int64_t *form;   /* shape and strides that the item states, if not those of its box */
+    uint64_t head;          /* bytes before the tensor's */
+    uint64_t gap;           /* zeros before the item, less than ALIGNED_NBYTES */
+    _Atomic uint64_t crc;   /* of the bytes that were written so far, raw */
+    unsigned char first[8]; /* of these bytes */
+    _Atomic bool reserved;  /* space for it is reserved: its first block was read */
+    bool done;              /* complete, and known to be on disk */
+    bool split;             /* several ranks write it, and rank 0 completes it */
+    size_t at;              /* into `places` if its array has other boxes too; else 0 */
+    const int64_t *form;    /* shape and strides that the item states, if not those of its box */
 };
 
 struct manifest_value {
@@ -194,11 +194,11 @@ enum manifest_files {
     FILES_OF_TENSORS  /* whole tensors, file by file */
 };
 
-/* A checkpoint that is going to be written. */
-/* Large arrays begin at whole blocks of file systems, so that files can share them. */
+/* Arrays of ALIGNED_LEAST bytes and more begin at whole blocks of file systems, so that files can share them. */
 #define ALIGNED_NBYTES ((uint64_t)4096)
 #define ALIGNED_LEAST  ((uint64_t)128 << 10)
 
+/* A checkpoint that is going to be written. */
 struct manifest {
     const struct format *format;
     bool aligned;     /* large arrays are; else as torch places them */
@@ -267,7 +267,7 @@ void item_cache_close(struct item_cache *cache); /* accepts NULL */
 struct stored_stream {
     rsd_status (*read)(struct stored_stream *stream, void *out, size_t n); /* the next n bytes */
 
-    /* Reads the CRC-32 behind the last byte of the record; *has_crc is false if there is none. */
+    /* Reads the CRC-32 behind the last byte of the record; *has_crc is false without one. */
     rsd_status (*end)(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
     void (*close)(struct stored_stream *stream);
 };
@@ -300,7 +300,7 @@ struct format {
     rsd_status (*locate)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                          struct stored_array *array);
 
-    /* Opens a record that locate called a stream, at its first byte. NULL: there are no streams. */
+    /* Opens a record that locate called a stream, at its first byte. NULL: the format has no streams. */
     rsd_status (*open_stream)(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                               struct stored_stream **stream);
 
@@ -336,7 +336,7 @@ struct format_writer {
     rsd_status (*place)(struct manifest *manifest);
 
     /* Adds what is before and behind the bytes of a box. The lengths do not depend on the bytes.
-     * NULL: there is nothing, and no CRC-32 is needed. */
+     * NULL: the format adds nothing, and needs no CRC-32. */
     rsd_status (*frame)(const struct manifest *manifest, size_t tensor, size_t box,
                         struct bytes *head, struct bytes *tail);
 
@@ -351,7 +351,7 @@ struct format_writer {
     rsd_status (*finish)(const struct manifest *manifest, struct store *store);
 };
 
-const struct format *format_find(rsd_format id); /* NULL: there is no such format */
+const struct format *format_find(rsd_format id); /* NULL: unknown */
 bool format_is_marker(const char *name);         /* of any format */
 
 /* Returns whether an output path names one file of the format, by its suffix. */

@@ -62,7 +62,7 @@ struct megatron_files {
     struct megatron_file *list; /* sorted by stage, expert and tensor */
     size_t n, capacity;
     int32_t nnumbers;           /* in the names of directories */
-    uint32_t metadata;          /* .metadata of torch_dist; UINT32_MAX: there is none */
+    uint32_t metadata;          /* .metadata of torch_dist; UINT32_MAX: none */
     bool distributed_optimizer; /* a file has a part of one */
 };
 

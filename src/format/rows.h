@@ -89,7 +89,7 @@ bool name_has_form(const char *name, const char *pattern, int64_t *numbers);
 
 /* The files of a directory that have one form, by the number of their rank. Starts as {0}. */
 struct rank_files {
-    uint32_t *files; /* UINT32_MAX: there is none */
+    uint32_t *files; /* UINT32_MAX: the rank has no file */
     int64_t nranks;
 };
 

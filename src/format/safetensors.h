@@ -37,7 +37,7 @@ rsd_status header_set_add_file(struct header_set *set, uint32_t file);
 /* Adds the tensors of a blob that begins at an offset of a file; *data is where their bytes begin. */
 rsd_status header_set_add_blob(struct header_set *set, uint32_t file, uint64_t at, uint64_t *data);
 
-/* Returns a tensor of the only blob; NULL: there is none of this name. */
+/* Returns a tensor of the only blob; NULL: it has no tensor of this name. */
 const struct header_tensor *header_set_find(struct header_set *set, const char *name);
 
 /* Checks that a tensor has as many bytes as its shape and dtype need. */

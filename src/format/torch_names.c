@@ -6,7 +6,7 @@
 
 static const struct {
     rsd_dtype dtype;
-    const char *storage, *safetensors; /* NULL: there is none */
+    const char *storage, *safetensors; /* NULL: torch or safetensors lacks the dtype */
 } names[] = {
     {RSD_F64, "DoubleStorage", "F64"},
     {RSD_F32, "FloatStorage", "F32"},

@@ -115,7 +115,7 @@ rsd_status zero_check_fragments(const struct zero_reader *reader);
 /* Returns whether the runs, one per rank, have an element for each one of the parameters of their group. */
 bool zero_is_param_state(const struct zero_list *list, const struct flat_run *runs);
 
-/* Returns the runs in which the state of a parameter is, one per rank; NULL: there are none. */
+/* Returns the runs in which the state of a parameter is, one per rank; NULL: no rank has it. */
 const struct flat_run *zero_find_runs(const struct zero_list *list, const struct zero_param *param,
                                       uint32_t state);
 

@@ -185,7 +185,7 @@ static rsd_status find_tag(struct store *store, char **directory)
 
 /* Files of one role, by rank. */
 struct role_files {
-    const char **names; /* NULL: there is none for the rank */
+    const char **names; /* NULL: the rank has no file */
     uint32_t n, nfound; /* the largest rank plus 1 */
     size_t nprefix;
 };

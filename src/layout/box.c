@@ -65,7 +65,7 @@ int64_t box_of_range(int32_t ndim, const int64_t *shape, int64_t begin, int64_t 
                      int64_t *len)
 {
     int64_t inner = 1, volume = 1, before = begin;
-    bool whole = true; /* the range begins and goes on at whole indices of the current dim */
+    bool whole = true; /* the range begins at a whole index of the current dim */
     for (int32_t d = ndim - 1; d >= 0; d--) {
         int64_t index = before % shape[d], count = (end - begin) / inner;
         before /= shape[d];

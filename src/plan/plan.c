@@ -28,7 +28,7 @@ static bool can_stay_partial(const rsd_layout *src, int32_t axis, const rsd_layo
 }
 
 /* Returns the source axis whose terms stay on destination axis b: axis b if it can, else the first that is
- * not taken. Returns RSD_MAX_AXES if there is none. */
+ * not taken. Returns RSD_MAX_AXES if no axis does. */
 static int32_t find_kept_axis(const rsd_layout *src, const rsd_layout *dst, int32_t b,
                               const bool taken[RSD_MAX_AXES])
 {

@@ -29,7 +29,7 @@ struct local_file {
     uint64_t nbytes;
     int64_t version; /* time of the last change of its bytes, in nanoseconds */
     int64_t changed; /* time of the last change of any kind, which no user can set back */
-    _Atomic uint64_t unflushed;
+    _Atomic uint64_t unflushed; /* bytes that were written since the last flush began */
     struct local_slot slots[LOCAL_NSLOTS];
 };
 
@@ -111,7 +111,7 @@ struct local_output {
     bool moved; /* the staging directory may be in place, or be the old checkpoint: it is kept */
 };
 
-/* Joins two texts and what is between them. Returns NULL if there is no memory. */
+/* Returns a, the separator and b in one text, or NULL as mem_new. */
 char *local_join(const char *a, const char *separator, const char *b);
 rsd_status local_fail_at(const char *path); /* with the text of errno */
 rsd_status local_fail_foreign(const char *path);

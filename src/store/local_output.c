@@ -238,7 +238,7 @@ static rsd_status check_directory(const struct local_output *output)
         status = fail_in(status, "%s: ", path);
     else if (any && !output->options.overwrite)
         status = fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
-    else if (any && local_list_owned(output, fd, &owned)) /* an empty one is as good as none */
+    else if (any && local_list_owned(output, fd, &owned)) /* an empty directory may be replaced */
         status = fail(RSD_EEXIST,
                       "%s exists and is not a checkpoint; not replaced. Remove it or choose "
                       "another path",

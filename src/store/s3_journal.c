@@ -148,7 +148,7 @@ static rsd_status take_journal_lines(struct s3_output *output, struct bytes *tex
     return status;
 }
 
-/* Reads a journal of the bucket. ENOENT: there is none. */
+/* Reads a journal of the bucket. ENOENT: it does not exist. */
 rsd_status s3_journal_load(struct s3_output *output, const char *key, bool own)
 {
     struct bytes text = {0};

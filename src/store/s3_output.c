@@ -7,8 +7,8 @@
  *     PREFIX/.metadata           (or the index) comes last, and the journal is removed
  *
  * There is no rename in a bucket, so a reader may find no checkpoint for a moment, but never a part of one. A
- * run that is killed leaves the journal, with the identifiers of its uploads: another run goes on from there,
- * or removes them.
+ * run that is killed leaves the journal, with the identifiers of its uploads: another run continues
+ * from there, or removes them.
  */
 #include "s3_output.h"
 

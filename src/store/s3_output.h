@@ -47,7 +47,7 @@ rsd_status s3_journal_append(struct s3_output *output, struct text *line);
 /* The note_upload of the uploads of an output. */
 rsd_status s3_journal_note_upload(void *output, const struct s3_upload *upload);
 
-/* Reads a journal of the bucket. ENOENT: there is none. own: it is the one that this run goes on with. */
+/* Reads a journal of the bucket. ENOENT: it does not exist. own: it is the journal that this run continues. */
 rsd_status s3_journal_load(struct s3_output *output, const char *key, bool own);
 /* Reads the journals of other processes, or removes them, or both. */
 rsd_status s3_journal_visit_others(struct s3_output *output, bool load, bool remove);

@@ -2,7 +2,7 @@
  *
  * A part is kept in memory until all of its bytes are written, in whatever order, and is uploaded then. An
  * upload is invisible until it is completed. The bytes of a part follow from what is written and from nothing
- * else, so a run that goes on takes the parts that are there for its own.
+ * else, so a resumed run adopts the parts that exist.
  *
  *     known length      parts of equal length, at least 8 MiB, at most 9,500 of them
  *     unknown length    a thousand parts of 8 MiB, a thousand of 16 MiB, and so on
@@ -442,7 +442,7 @@ rsd_status s3_end_file(struct store *store, uint32_t file, uint64_t nbytes)
     return status ? status : uploads->note_upload(uploads->context, upload);
 }
 
-/* What is written is not kept on this machine: there is nothing to bring to disk but what went wrong. */
+/* Bytes are not kept on this machine, so it only reports an upload that failed. */
 rsd_status s3_sync(struct store *store, uint32_t file)
 {
     struct s3_uploads *uploads = ((struct remote_store *)(void *)store)->uploads;

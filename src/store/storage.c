@@ -158,7 +158,7 @@ static rsd_status call_loader(rsd_storage *storage)
     return RSD_OK;
 }
 
-/* Loads credentials if there are none yet, or they will expire soon. The lock is taken. */
+/* Loads credentials at first, and when they will expire soon. Requires the lock. */
 static rsd_status load_credentials(rsd_storage *storage, int64_t now)
 {
     bool stale = !storage->loaded || (storage->expires && now > storage->expires - REFRESH_SECONDS);

@@ -60,7 +60,7 @@ struct store_ops {
     rsd_status (*list)(struct store *store, const char *directory, struct store_listing *out);
     rsd_status (*stat)(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
     rsd_status (*read)(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
-    /* NULL: reading ahead is of no use. */
+    /* NULL: the store does not read ahead. */
     void (*prefetch)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     void (*start_prefetch)(struct store *store);
     void (*release)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
@@ -118,8 +118,9 @@ rsd_status store_stat(struct store *store, uint32_t file, uint64_t *nbytes, int6
 /* Reads n bytes, all of them. EFORMAT: the file has fewer. EIO: it changed since it was first opened. */
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
 
-/* Says that bytes will be read soon, that all such bytes are told for now, and that bytes will not be read
- * again: a store far away requests them ahead, and keeps them until then. All may be ignored. */
+/* For reading ahead from a remote store; others ignore them. store_prefetch announces bytes that will be read soon.
+ * store_start_prefetch ends a list of announcements, and requests are sent. store_release announces that bytes will
+ * not be read again. */
 void store_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
 void store_start_prefetch(struct store *store);
 void store_release(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
@@ -147,7 +148,7 @@ rsd_status store_range_read(void *range, uint64_t offset, void *out, size_t n);
 rsd_status store_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
 
 /* Reserves space for bytes that are about to be written, so that a full disk is noticed before that, and the
- * bytes lie in one piece. EIO: there is not enough. */
+ * bytes lie in one piece. EIO: too little space is left. */
 rsd_status store_reserve(struct store *store, uint32_t file, uint64_t offset, uint64_t nbytes);
 rsd_status store_write(struct store *store, uint32_t file, uint64_t offset, const void *data,
                        size_t n);
@@ -178,13 +179,13 @@ rsd_status store_fail_in(const struct store *store, uint32_t file, rsd_status st
 /* What an earlier run left of the same output, and how this process takes part. */
 enum output_mode {
     OUTPUT_NEW,     /* EEXIST if a run left something */
-    OUTPUT_RESUME,  /* goes on from what it left */
+    OUTPUT_RESUME,  /* continues from what it left */
     OUTPUT_REPLACE, /* removes what it left */
     OUTPUT_JOIN,    /* another process has opened the output, and commits it */
     OUTPUT_IN_PLACE /* writes files of the directory at the path; nothing is committed */
 };
 
-/* Lists the files that belong to a checkpoint at a path. Fails if there is none. */
+/* Lists the files that belong to a checkpoint at a path. Fails without a checkpoint. */
 typedef rsd_status store_list_owned(const char *path, rsd_storage *storage,
                                     struct name_list *owned);
 
@@ -216,7 +217,7 @@ rsd_status store_open_output(const char *path, const struct output_options *opti
 /* Says whether an output could be opened, and changes nothing. */
 rsd_status store_check_output(const char *path, const struct output_options *options);
 
-/* Brings the journal to where a run that goes on will find it. */
+/* Writes the journal to where a later run finds it. */
 rsd_status store_sync_journal(struct store_output *output);
 
 /* Puts the output at its path. Every file must be on disk. */

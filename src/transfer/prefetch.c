@@ -1,4 +1,4 @@
-/* prefetch.c - tells a store that is far away which bytes will be read, so that it requests them ahead. */
+/* prefetch.c - tells a remote store which bytes will be read, so that it requests them ahead. */
 #include "transfer.h"
 
 /* What a job may have ahead of the one that is read, in each queue. */

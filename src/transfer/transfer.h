@@ -324,7 +324,7 @@ struct batch {
     rsd_status (*open)(void *context, const struct batch_job *job, struct transfer *transfer);
     /* Called when all tiles of a job are done and its sources are checked. NULL: nothing to do. */
     rsd_status (*close)(void *context, const struct batch_job *job, struct transfer *transfer);
-    /* Returns whether the other jobs go on after a failure. NULL: they do not. */
+    /* Returns whether the other jobs continue after a failure. NULL: they do not. */
     bool (*forgive)(void *context, const struct batch_job *job, rsd_status status);
     void *context;
     rsd_on_progress *on_progress;
