@@ -307,18 +307,21 @@ void digest_add_bytes(struct digest *digest, const char *bytes, size_t n, uint64
 void digest_format(const struct digest *digest, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                    char text[RSD_DIGEST_NCHARS]);
 
-/* Digests that ranks compute together: what one rank sends, is added on rank 0, and replaces those of all. */
+/* Digests that ranks compute together. A call that does so has a context that begins with one. */
 struct digest_list {
     struct digest *list;
     size_t n;
 };
+
+/* Functions of such an operation_call: each rank puts its digests, rank 0 adds those of others, and the sums replace the
+ * digests of all ranks. */
+rsd_status digest_list_put(void *context, struct payload *payload);
+rsd_status digest_list_add(void *context, const struct payload *sent, size_t *at);
+rsd_status digest_list_replace(void *context, const struct payload *result, size_t *at);
+
 /* Adds rows in device memory, after the work of a stream of the caller, and waits. */
 rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
                                   struct digest_list *digests);
-rsd_status digest_list_put(const struct digest_list *digests, struct payload *payload);
-rsd_status digest_list_add(struct digest_list *digests, const struct payload *sent, size_t *at);
-rsd_status digest_list_replace(struct digest_list *digests, const struct payload *result,
-                               size_t *at);
 
 /* ---- convert_manifest.c, convert.c: from files ---- */
 

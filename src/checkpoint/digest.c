@@ -8,10 +8,10 @@
 #include "checkpoint.h"
 
 struct digesting {
+    struct digest_list digests;
     struct operation operation;
     rsd_checkpoint *checkpoint;
     const int64_t *tensors; /* NULL: all */
-    struct digest_list digests;
 };
 
 void digest_add_bytes(struct digest *digest, const char *bytes, size_t n, uint64_t after)
@@ -147,8 +147,9 @@ struct digest_part {
     uint64_t index, ecma, jones;
 };
 
-rsd_status digest_list_put(const struct digest_list *digests, struct payload *payload)
+rsd_status digest_list_put(void *context, struct payload *payload)
 {
+    const struct digest_list *digests = context;
     for (size_t i = 0; i < digests->n; i++) {
         struct digest_part part = {i, digests->list[i].ecma, digests->list[i].jones};
         if (part.ecma || part.jones)
@@ -157,8 +158,9 @@ rsd_status digest_list_put(const struct digest_list *digests, struct payload *pa
     return RSD_OK;
 }
 
-rsd_status digest_list_add(struct digest_list *digests, const struct payload *sent, size_t *at)
+rsd_status digest_list_add(void *context, const struct payload *sent, size_t *at)
 {
+    struct digest_list *digests = context;
     while (*at < sent->n) {
         struct digest_part part;
         TRY(payload_take(sent, at, &part, sizeof part));
@@ -171,27 +173,12 @@ rsd_status digest_list_add(struct digest_list *digests, const struct payload *se
     return RSD_OK;
 }
 
-rsd_status digest_list_replace(struct digest_list *digests, const struct payload *result,
-                               size_t *at)
+rsd_status digest_list_replace(void *context, const struct payload *result, size_t *at)
 {
+    struct digest_list *digests = context;
     for (size_t i = 0; i < digests->n; i++)
         digests->list[i] = (struct digest){0};
     return digest_list_add(digests, result, at);
-}
-
-static rsd_status put_digests(void *context, struct payload *payload)
-{
-    return digest_list_put(&((struct digesting *)context)->digests, payload);
-}
-
-static rsd_status take_digests(void *context, const struct payload *sent, size_t *at)
-{
-    return digest_list_add(&((struct digesting *)context)->digests, sent, at);
-}
-
-static rsd_status take_sums(void *context, const struct payload *result, size_t *at)
-{
-    return digest_list_replace(&((struct digesting *)context)->digests, result, at);
 }
 
 static rsd_status digest_damaged(void *context, const struct partial_crc *crc, rsd_status status)
@@ -227,11 +214,11 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
                           .tensors = tensors,
                           .digests.n = tensors ? (size_t)max_i64(ntensors, 0) : catalog->ntensors};
     struct operation_call call = {.work = digest_jobs,
-                                  .put = put_digests,
-                                  .take = take_digests,
+                                  .put = digest_list_put,
+                                  .take = digest_list_add,
                                   .damaged = digest_damaged,
-                                  .put_result = put_digests,
-                                  .take_result = take_sums,
+                                  .put_result = digest_list_put,
+                                  .take_result = digest_list_replace,
                                   .context = &d};
     struct hash arguments;
     TRY(operation_open(&d.operation, io, report));

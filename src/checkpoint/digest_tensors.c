@@ -8,9 +8,9 @@
 #include <string.h>
 
 struct tensor_digests {
+    struct digest_list digests; /* by tensor of the manifest */
     struct operation operation;
     struct memory_manifest items;
-    struct digest_list digests; /* by tensor of the manifest */
 };
 
 /* Whether this rank adds an extent. */
@@ -159,21 +159,6 @@ static rsd_status digest_extents(void *context)
 
 /* ---- the call ---- */
 
-static rsd_status put_tensor_digests(void *context, struct payload *payload)
-{
-    return digest_list_put(&((struct tensor_digests *)context)->digests, payload);
-}
-
-static rsd_status take_tensor_digests(void *context, const struct payload *sent, size_t *at)
-{
-    return digest_list_add(&((struct tensor_digests *)context)->digests, sent, at);
-}
-
-static rsd_status take_tensor_sums(void *context, const struct payload *result, size_t *at)
-{
-    return digest_list_replace(&((struct tensor_digests *)context)->digests, result, at);
-}
-
 /* Lists the boxes of all tensors, as a save would. Copies of a box are digested by their lowest rank. */
 static rsd_status list_boxes(struct tensor_digests *d, int64_t n, const rsd_tensor *tensors,
                              struct hash *arguments)
@@ -210,10 +195,10 @@ rsd_status rsd_digest_tensors(int64_t n, const rsd_tensor *tensors, const rsd_io
 {
     struct tensor_digests d = {.items.only = -1};
     struct operation_call call = {.work = digest_extents,
-                                  .put = put_tensor_digests,
-                                  .take = take_tensor_digests,
-                                  .put_result = put_tensor_digests,
-                                  .take_result = take_tensor_sums,
+                                  .put = digest_list_put,
+                                  .take = digest_list_add,
+                                  .put_result = digest_list_put,
+                                  .take_result = digest_list_replace,
                                   .context = &d};
     struct hash arguments = {0};
     TRY(operation_open(&d.operation, io, NULL));

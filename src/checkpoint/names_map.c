@@ -157,8 +157,7 @@ void name_map_close(struct name_map *map)
 
 /* ---- matching ---- */
 
-/* Returns whether a name matches a pattern. * stands for characters without a dot, ** for any; both are captured.
- * */
+/* Returns whether a name matches a pattern. * stands for characters without a dot, ** for any; both are captured. */
 static bool match_pattern(const char *pattern, const char *name, struct slice *captures)
 {
     while (*pattern && *pattern != '*')
