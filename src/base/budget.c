@@ -52,30 +52,25 @@ void budget_add_input(uint64_t nbytes)
     budget->memory = add_clamped(budget->memory, nbytes, MEMORY_PER_BYTE);
 }
 
-bool budget_take(uint64_t nsteps)
+/* Takes from what is left of the current budget: its steps or its memory. */
+static bool take_from(int64_t *left, uint64_t n)
 {
-    struct budget *budget = current;
-    if (!budget)
-        return true;
-    if (budget->exceeded || nsteps > (uint64_t)budget->steps) {
-        budget->exceeded = true;
+    if (current->exceeded || n > (uint64_t)*left) {
+        current->exceeded = true;
         return false;
     }
-    budget->steps -= (int64_t)nsteps;
+    *left -= (int64_t)n;
     return true;
+}
+
+bool budget_take(uint64_t nsteps)
+{
+    return !current || take_from(&current->steps, nsteps);
 }
 
 bool budget_take_memory(uint64_t nbytes)
 {
-    struct budget *budget = current;
-    if (!budget)
-        return true;
-    if (budget->exceeded || nbytes > (uint64_t)budget->memory) {
-        budget->exceeded = true;
-        return false;
-    }
-    budget->memory -= (int64_t)nbytes;
-    return true;
+    return !current || take_from(&current->memory, nbytes);
 }
 
 void budget_return_memory(uint64_t nbytes)
