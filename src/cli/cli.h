@@ -252,6 +252,9 @@ char *cli_new_text(const char *format, ...) __attribute__((format(printf, 1, 2))
 
 /* ---- progress.c ---- */
 
+/* The time of a clock that is never set back. */
+double cli_seconds(void);
+
 struct progress_line {
     const char *label;
     bool shown; /* standard error is a terminal, and --quiet was not passed */

@@ -10,19 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { BLOCK_NBYTES = 1 << 20 };
 static const double most_seconds = 0.5;
 static const int64_t most_nbytes = 256000000;
-
-static double read_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* Returns the largest file of a checkpoint, which the caller frees. */
 static char *find_largest_file(const char *path, const rsd_checkpoint *in)
@@ -52,17 +44,17 @@ static char *find_largest_file(const char *path, const rsd_checkpoint *in)
 static double move_blocks(int fd, bool write_them, int64_t limit)
 {
     char *block = cli_need_memory(calloc(1, BLOCK_NBYTES));
-    double started = read_seconds(), seconds = 0;
+    double started = cli_seconds(), seconds = 0;
     int64_t done = 0;
     ssize_t n = 1;
     errno = 0;
     while (done < limit && seconds < most_seconds && n > 0) {
         n = write_them ? write(fd, block, BLOCK_NBYTES) : read(fd, block, BLOCK_NBYTES);
         done += n > 0 ? n : 0;
-        seconds = read_seconds() - started;
+        seconds = cli_seconds() - started;
     }
     bool failed = n < 0 || (write_them && fsync(fd) != 0);
-    seconds = read_seconds() - started;
+    seconds = cli_seconds() - started;
     free(block);
     return failed || done == 0 ? 0 : (double)done / (seconds > 1e-6 ? seconds : 1e-6);
 }

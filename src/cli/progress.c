@@ -18,7 +18,7 @@ static void note_interrupt(int signal_number)
     signal(signal_number, SIG_DFL);
 }
 
-static double read_clock(void)
+double cli_seconds(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -31,7 +31,7 @@ void progress_start(struct progress_line *progress, const char *label, bool quie
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     *progress = (struct progress_line){
-        .label = label, .shown = !quiet && isatty(STDERR_FILENO), .started = read_clock()};
+        .label = label, .shown = !quiet && isatty(STDERR_FILENO), .started = cli_seconds()};
 }
 
 static int terminal_width(void)
@@ -66,7 +66,7 @@ static void print_progress(struct progress_line *progress, const rsd_progress *d
 int progress_report(void *context, const rsd_progress *done)
 {
     struct progress_line *progress = context;
-    double now = read_clock();
+    double now = cli_seconds();
     if (progress->shown && now - progress->printed >= 0.1) {
         progress->printed = now;
         print_progress(progress, done, now);

@@ -47,8 +47,7 @@ static bool ends_agree(const struct zip_directory *narrow, const struct zip_dire
            (narrow->count == wide->count || narrow->count == 0xffff);
 }
 
-/* Reads the zip64 end record, which replaces the directory that *out has. `end_at` is where the end record begins.
- * */
+/* Reads the zip64 end record, which replaces the directory that *out has. `end_at` is where the end record begins. */
 static rsd_status read_zip64_end(const struct zip *zip, uint64_t end_at, struct zip_directory *out)
 {
     unsigned char locator[LOCATOR], end[END64];
