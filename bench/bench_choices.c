@@ -100,9 +100,9 @@ static void compare_large(struct choice *choice)
     struct way *first = &choice->first, *second = &choice->second;
     set_way(first, large, 0, choice->pool);
     set_way(second, large, 0, NULL);
-    compare(choice, "256 MiB, with a pool", "no pool: one thread", run_first, run_second, 1);
+    compare(choice, "268 MB, with a pool", "no pool: one thread", run_first, run_second, 1);
     set_way(second, large, 4, choice->pool);
-    compare(choice, "256 MiB, arrays at multiples of 64 bytes", "4 bytes further", run_first,
+    compare(choice, "268 MB, arrays at multiples of 64 bytes", "4 bytes further", run_first,
             run_second, 1);
 }
 
@@ -113,9 +113,9 @@ static void compare_small(struct choice *choice)
     rsd_plan *plan;
     set_way(&choice->first, "f32[64,64] : 4:S0 -> 4:S1", 0, NULL);
     set_way(&choice->second, "f32[64,64] : 4:S0 -> 4:S1", 0, choice->pool);
-    compare(choice, "16 KiB, bound once, per run", "rsd_reshard", run_first_often, reshard_often,
+    compare(choice, "16 kB, bound once, per run", "rsd_reshard", run_first_often, reshard_often,
             1000);
-    compare(choice, "16 KiB, no pool", "with a pool", run_first_often, run_second_often, 1000);
+    compare(choice, "16 kB, no pool", "with a pool", run_first_often, run_second_often, 1000);
 
     set_way(way, "f32[256,256] : 4:S0 -> 4:S1", 0, NULL);
     must(rsd_plan_new(way->a, way->b, NULL, &plan));
@@ -128,7 +128,7 @@ static void compare_small(struct choice *choice)
         }
     }
     must(rsd_bind_threads_many(NTENSORS, plans, NULL, choice->pool, &way->exec));
-    compare(choice, "300 tensors of 256 KiB, one exec", "300 execs", run_first, run_each, 1);
+    compare(choice, "300 tensors of 262 kB, one exec", "300 execs", run_first, run_each, 1);
 }
 
 static void load_tensor(void *context)
@@ -186,7 +186,7 @@ static void compare_files(struct choice *choice)
     must(rsd_checkpoint_open(choice->path, NULL, &choice->checkpoint));
     choice->tensor.layout = choice->first.b;
     choice->tensor.arrays = choice->first.dst;
-    compare(choice, "load 256 MiB in the page cache, with a pool", "no pool: one thread",
+    compare(choice, "load 268 MB in the page cache, with a pool", "no pool: one thread",
             load_with_pool, load_without_pool, 1);
     for (int i = 0; i < 3; i++) {
         drop_cache(choice);
@@ -197,7 +197,7 @@ static void compare_files(struct choice *choice)
         load_with_pool(choice);
         seconds[0] = now() - start < seconds[0] ? now() - start : seconds[0];
     }
-    bench_row("load 256 MiB in the page cache", 1e3 * seconds[0], 1e3 * seconds[1], "ms",
+    bench_row("load 268 MB in the page cache", 1e3 * seconds[0], 1e3 * seconds[1], "ms",
               "not in the page cache");
     rsd_checkpoint_close(choice->checkpoint);
     snprintf(command, sizeof command, "rm -rf '%s'", choice->path);

@@ -277,7 +277,7 @@ int main(int argc, char **argv)
     rows_to_columns("f32", 4, 64, 1, 20, 5000, NULL);
     rows_to_columns("f32", 4, 256, 1, 20, 500, NULL);
     rows_to_columns("f32", 4, 508, 1, 20, 100, NULL);
-    bench_title("strided rows, 256 MiB payload, pitch four times the run");
+    bench_title("strided rows, 268 MB payload, pitch four times the run");
     char *small = touched((size_t)256 << 20), *large = touched((size_t)1 << 30);
     static const size_t runs[] = {8, 16, 64, 256, 1024, 4096, 16384, 65536};
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++)

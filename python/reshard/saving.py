@@ -129,7 +129,7 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nrank
     transport   the ranks that save together. Default: this process alone
     timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
     storage     credentials and limits of an s3:// path. Default: those of the environment
-    torch_places    data files are torch's to the byte. Default: large tensors begin at multiples of 4 KiB, so that
+    torch_places    data files are torch's to the byte. Default: large tensors begin at multiples of 4096 bytes, so that
                 later conversions can share them
     """
     request = _Request(path, state, layouts, nranks, overwrite or force, compress, to_lowest_rank,
