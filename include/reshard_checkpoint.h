@@ -83,7 +83,7 @@ typedef struct rsd_open_options {
     /* Tensors under other names: the name of a built-in map, or the path of a file of one. Fused tensors are
      * split, or put together. docs/names.md describes it. NULL: as stored. */
     const char *names;
-    /* names: attention heads, and those of keys and values. 0: as the checkpoint says. */
+    /* Only with names: attention heads, and those of keys and values. 0: as the checkpoint says. */
     int64_t nheads, nkv_heads;
 } rsd_open_options;
 
@@ -337,7 +337,7 @@ typedef struct rsd_convert_options {
     /* 1: do not read shared data to check its CRC, where the output needs none. */
     int32_t unchecked;
     /* 1: DCP items follow each other as torch places them, and safetensors headers are as short as possible.
-     * 0: large arrays begin at multiples of 4 KiB. */
+     * 0: large arrays begin at multiples of 4096 bytes. */
     int32_t torch_places;
     rsd_check_output *check; /* NULL: the output is not checked */
     void *check_context;
@@ -477,7 +477,7 @@ void rsd_rules_free(rsd_rules *rules); /* accepts NULL */
 /* The ranks to write for. Without a mesh, tensors stay whole. The mesh is shared. */
 rsd_status rsd_rules_set_mesh(rsd_rules *rules, const rsd_mesh *mesh);
 
-/* Built-in placement rules, tried after all others: fsdp, hsdp, llama-tp, qwen-tp, moe-tp, gpt2-tp, bert-tp or
+/* Built-in placement rules, tried after all others: fsdp, hsdp, llama-tp, moe-tp, qwen-tp, gpt2-tp, bert-tp or
  * replicate. fsdp+llama-tp and so on also shard over the axes that are not for tensors. */
 rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name);
 
@@ -498,9 +498,11 @@ typedef enum rsd_rule {
                                 * that it has without the trainer and without wrappers. If it cannot
                                 * be told which part that is, rsd_rules_check fails with EINVAL,
                                 * unless rules of ONLY or STRIP_PREFIX choose */
-    RSD_RULE_CONFIG = 10,  /* PATH of the config.json of the model: presets do not cut its heads */
-    RSD_RULE_KV_HEADS = 11 /* "replicate": presets let ranks share a KV head, if there are more
-                                * ranks than KV heads. Else such a mesh is a problem */
+    RSD_RULE_CONFIG = 10,   /* PATH of the config.json of the model: presets do not cut its heads */
+    RSD_RULE_KV_HEADS = 11, /* "replicate": presets let ranks share a KV head, if there are more
+                             * ranks than KV heads. Else such a mesh is a problem */
+    RSD_RULE_HEADS = 12     /* N or N,K: the attention heads, and those of keys and values, instead
+                             * of those of CONFIG */
 } rsd_rule;
 
 /* EINVAL: the text is not valid for this kind of rule. */

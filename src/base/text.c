@@ -81,40 +81,49 @@ enum {
     MAX_LISTED = 22, /* words in an error */
 };
 
-/* Returns the number of characters to insert, remove or replace that turn one text into the other. */
+/* Returns the number of characters to insert, remove, replace or swap with the next that turn one text into the
+ * other. */
 static size_t count_edits(const char *a, const char *b)
 {
-    size_t row[MAX_WORD + 1] = {0}, na = strnlen(a, MAX_WORD), nb = strnlen(b, MAX_WORD);
+    size_t rows[3][MAX_WORD + 1] = {0}, na = strnlen(a, MAX_WORD), nb = strnlen(b, MAX_WORD);
     for (size_t j = 0; j <= nb; j++)
-        row[j] = j;
+        rows[0][j] = j;
     for (size_t i = 1; i <= na; i++) {
-        size_t diagonal = row[0];
+        size_t *row = rows[i % 3], *last = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
         row[0] = i;
         for (size_t j = 1; j <= nb; j++) {
-            bool same = tolower((unsigned char)a[i - 1]) == tolower((unsigned char)b[j - 1]);
-            size_t replaced = diagonal + !same;
-            size_t other = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
-            diagonal = row[j];
-            row[j] = replaced < other ? replaced : other;
+            int x = tolower((unsigned char)a[i - 1]), y = tolower((unsigned char)b[j - 1]);
+            size_t replaced = last[j - 1] + (x != y);
+            row[j] = (last[j] < row[j - 1] ? last[j] : row[j - 1]) + 1;
+            row[j] = replaced < row[j] ? replaced : row[j];
+            if (i > 1 && j > 1 && x == tolower((unsigned char)b[j - 2]) &&
+                y == tolower((unsigned char)a[i - 2]) && before[j - 2] + 1 < row[j])
+                row[j] = before[j - 2] + 1;
         }
     }
-    return row[nb];
+    return rows[na % 3][nb];
 }
 
-rsd_status text_unknown(const char *what, const char *text, size_t nwords, const char *const *words)
+const char *rsd_nearest_word(const char *text, size_t nwords, const char *const *words)
 {
     const char *nearest = NULL;
     size_t fewest = SIZE_MAX;
-    struct text list = {0};
     for (size_t i = 0; i < nwords; i++) {
         size_t edits = count_edits(text, words[i]);
         if (edits < fewest && 3 * edits <= strlen(words[i])) {
             nearest = words[i];
             fewest = edits;
         }
-        if (i < MAX_LISTED)
-            text_add(&list, "%s%s", i ? ", " : "", words[i]);
     }
+    return nearest;
+}
+
+rsd_status text_unknown(const char *what, const char *text, size_t nwords, const char *const *words)
+{
+    const char *nearest = rsd_nearest_word(text, nwords, words);
+    struct text list = {0};
+    for (size_t i = 0; i < nwords && i < MAX_LISTED; i++)
+        text_add(&list, "%s%s", i ? ", " : "", words[i]);
     if (nearest)
         error_set("unknown %s '%.40s'; did you mean '%s'?", what, text, nearest);
     else if (nwords && !list.failed)

@@ -164,6 +164,8 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text)
         break;
     case RSD_RULE_CONFIG:
         return heads_read_config(rules, text);
+    case RSD_RULE_HEADS:
+        return heads_parse_counts(rules, text);
     case RSD_RULE_KV_HEADS:
         rules->replicate_kv = strcmp(text, "replicate") == 0;
         return rules->replicate_kv ? RSD_OK
@@ -295,6 +297,7 @@ rsd_status rules_use_checkpoint(rsd_rules *rules, const rsd_checkpoint *checkpoi
     parameter_index_drop(&rules->parameters);
     TRY(parameter_index_open(&rules->parameters, checkpoint));
     rules->part = NULL;
+    rules->nexperts = experts_count(checkpoint);
     TRY(find_model(rules, checkpoint));
     rules->checkpoint = checkpoint;
     for (size_t i = 0; i < rules->n && !rules->part; i++)
@@ -437,15 +440,20 @@ static rsd_status make_layout(rsd_rules *rules, const rsd_tensor_info *tensor, r
         return fail(RSD_EINVAL, RULES_NO_MATCH);
     if (rule)
         rule->used = true;
-    if (rule && rule->heads) {
+    bool is_expert = rule && rule->whole == EXPERT;
+    if (rule && rule->whole && !is_expert) {
         *layout = NULL;
         rsd_status status = heads_make_layout(rules, rule, tensor, layout);
         if (status || *layout)
             return status;
     }
     char *expanded = NULL;
+    rsd_mesh *mesh = NULL; /* of those ranks that have an expert */
     TRY(heads_expand_segments(rule ? rule->value : "", tensor, &expanded));
-    rsd_status status = parse_tensor_placements(rules->mesh, tensor, expanded, layout);
+    rsd_status status = is_expert ? experts_make_mesh(rules, rule, tensor->name, &mesh) : RSD_OK;
+    if (!status)
+        status = parse_tensor_placements(mesh ? mesh : rules->mesh, tensor, expanded, layout);
+    rsd_mesh_free(mesh);
     mem_free(expanded);
     return status && rule && rule->origin ? fail_in(status, "%s: ", rule->origin) : status;
 }

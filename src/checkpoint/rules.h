@@ -33,8 +33,9 @@ rsd_status substitution_apply(const struct expression *expression, const char *r
 
 enum rule_source { FROM_CALLER, FROM_FILE, FROM_PRESET };
 
-/* The attention heads that a dim of a parameter consists of. */
-enum rule_heads { NO_HEADS, QUERY_HEADS, KV_HEADS };
+/* What a preset does not cut: the attention heads that a dim of a parameter consists of, or an expert that is a tensor
+ * of its own. */
+enum rule_whole { NO_HEADS, QUERY_HEADS, KV_HEADS, EXPERT };
 
 struct rule {
     rsd_rule kind;
@@ -45,8 +46,8 @@ struct rule {
     rsd_dtype dtype;
     bool everywhere;       /* RENAME: replace all matches */
     bool used;             /* PLACE: decided the layout of a tensor */
-    enum rule_heads heads; /* PLACE of a preset: what it must not cut, */
-    int32_t axis;          /* over this axis; -1: over none */
+    enum rule_whole whole; /* PLACE of a preset: what it must not cut, */
+    int32_t axis; /* over this axis; -1: over none. EXPERT: placements are for the others */
 };
 
 struct parameter_index {
@@ -69,12 +70,14 @@ struct rsd_rules {
     rsd_mesh *mesh;
     const struct preset *preset;
     bool with_fsdp;            /* the preset also shards over axes that are not for tensors */
-    int64_t nheads, nkv_heads; /* of the config; 0: not known */
+    int64_t nheads, nkv_heads; /* of the caller or the config; 0: not known */
+    bool has_heads;            /* the caller said it */
     bool replicate_kv;         /* ranks may share a KV head */
     struct rule *list;         /* by source; in the order in which they were added */
     size_t n, capacity;
 
     const rsd_checkpoint *checkpoint; /* of the last check; NULL: none yet */
+    int64_t nexperts;                 /* that are tensors of their own in the checkpoint */
     struct parameter_index parameters;
     const char *part;        /* the only part of the state dict that is kept; NULL: all of it */
     struct model_part model; /* likewise, for MODEL */
@@ -82,7 +85,7 @@ struct rsd_rules {
 };
 
 /* The error of a tensor that no rule matches. */
-#define RULES_NO_MATCH "no rule matches; add a rule or a default"
+#define RULES_NO_MATCH "no rule matches; choose with place, rules, preset or default"
 
 /* As rsd_rules_map, but errors do not name the tensor. */
 rsd_status rules_map_tensor(rsd_rules *rules, const rsd_tensor_info *tensor,
@@ -125,14 +128,14 @@ const char *preset_name(const struct preset *preset);
 /* Adds the rules of a preset, with placements for the mesh of the rules. EINVAL: the mesh does not fit. */
 rsd_status preset_add_rules(const struct preset *preset, rsd_rules *rules);
 
-/* Adds the names of presets that have a rule for each of these names. */
-rsd_status preset_list_fitting(const struct name_list *names, const rsd_mesh *mesh,
-                               struct text *text);
+/* Adds a sentence about the presets that have rules for these names. */
+rsd_status preset_suggest(const struct name_list *names, const rsd_mesh *mesh, struct text *text);
 
 /* ---- rules_heads.c: attention heads are not cut ---- */
 
-/* Reads the numbers of heads of a config.json. */
+/* Take the numbers of heads from a config.json, or from N or N,K, which comes before a config. */
 rsd_status heads_read_config(rsd_rules *rules, const char *path);
+rsd_status heads_parse_counts(rsd_rules *rules, const char *text);
 
 /* Makes the layout of a tensor whose rule has heads. *layout stays NULL if the placements do not cut a head. */
 rsd_status heads_make_layout(const rsd_rules *rules, const struct rule *rule,
@@ -141,6 +144,14 @@ rsd_status heads_make_layout(const rsd_rules *rules, const struct rule *rule,
 /* Replaces segments such as S(1;=3) by their lengths in a tensor. The caller frees the text. */
 rsd_status heads_expand_segments(const char *placements, const rsd_tensor_info *tensor,
                                  char **expanded);
+
+/* ---- rules_experts.c: experts that are tensors of their own ---- */
+
+int64_t experts_count(const rsd_checkpoint *checkpoint);
+
+/* Makes the mesh of the ranks that have an expert, for the placements of its rule. */
+rsd_status experts_make_mesh(const rsd_rules *rules, const struct rule *rule, const char *name,
+                             rsd_mesh **mesh);
 
 /* ---- rules_state.c: optimizer state follows its parameter ---- */
 

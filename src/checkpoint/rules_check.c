@@ -97,13 +97,12 @@ static rsd_status check_tensor(struct rules_check *check, int64_t index)
     return status;
 }
 
-/* Adds the presets that have a rule for every tensor that is kept and is not optimizer state. */
+/* Adds the presets that fit to the tensors that are kept and are not optimizer state. */
 static rsd_status suggest_presets(const struct rules_check *check, struct text *text)
 {
     const rsd_rules *rules = check->rules;
     const struct catalog *catalog = &rules->checkpoint->catalog;
     struct name_list names = {0};
-    struct text fitting = {0};
     rsd_status status = RSD_OK;
     int64_t parameter;
     for (size_t i = 0; i < catalog->ntensors && !status; i++) {
@@ -113,10 +112,7 @@ static rsd_status suggest_presets(const struct rules_check *check, struct text *
             status = name_list_add(&names, (struct slice){name, strlen(name)});
     }
     if (!status)
-        status = preset_list_fitting(&names, rules->mesh, &fitting);
-    if (!status && fitting.chars && fitting.chars[0])
-        text_add(text, ", or one of the presets for these names: %s", fitting.chars);
-    text_drop(&fitting);
+        status = preset_suggest(&names, rules->mesh, text);
     name_list_drop(&names);
     return status;
 }

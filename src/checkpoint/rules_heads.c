@@ -1,6 +1,6 @@
 /* rules_heads.c - presets for tensor parallelism do not cut attention heads.
  *
- * The config.json of a model has the numbers of its heads. A query, key or value parameter can be cut over as many
+ * The config.json of a model has the numbers of its heads, or the caller says them. A query, key or value parameter can be cut over as many
  * ranks as divide its heads. With more ranks than KV heads, several ranks may have a copy of one.
  */
 #include "rules.h"
@@ -69,6 +69,8 @@ rsd_status heads_read_config(rsd_rules *rules, const char *path)
 {
     struct bytes content = {0};
     struct json json = {0};
+    if (rules->has_heads)
+        return RSD_OK;
     rsd_status status = read_config_file(path, &content);
     rules->nheads = rules->nkv_heads = 0;
     if (!status) {
@@ -80,6 +82,20 @@ rsd_status heads_read_config(rsd_rules *rules, const char *path)
     }
     bytes_drop(&content);
     return status;
+}
+
+rsd_status heads_parse_counts(rsd_rules *rules, const char *text)
+{
+    long long nheads = 0, nkv_heads = 0;
+    int end = 0, n = sscanf(text, "%lld%n,%lld%n", &nheads, &end, &nkv_heads, &end);
+    if (n == 1)
+        nkv_heads = nheads;
+    if (n < 1 || text[end] || nkv_heads < 1 || nheads < nkv_heads || nheads > INT32_MAX)
+        return fail(RSD_EINVAL, "heads '%s' must be N or N,K, such as 32,8", text);
+    rules->nheads = nheads;
+    rules->nkv_heads = nkv_heads;
+    rules->has_heads = true;
+    return RSD_OK;
 }
 
 /* ---- layouts ---- */
@@ -118,7 +134,7 @@ static rsd_status share_heads(const rsd_rules *rules, const struct rule *rule,
 rsd_status heads_make_layout(const rsd_rules *rules, const struct rule *rule,
                              const rsd_tensor_info *tensor, rsd_layout **layout)
 {
-    bool kv = rule->heads == KV_HEADS;
+    bool kv = rule->whole == KV_HEADS;
     int64_t nheads = kv ? rules->nkv_heads : rules->nheads;
     int64_t count = rule->axis < 0 ? 1 : rsd_mesh_count(rules->mesh, rule->axis);
     if (nheads <= 0 || nheads % count == 0 || tensor->ndim == 0)

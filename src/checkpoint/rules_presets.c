@@ -6,7 +6,7 @@
 enum preset_axis {
     EVERY_AXIS,
     LAST_AXIS,
-    TP_AXIS, /* The axis named tp, in any case; without one, the last. */
+    TP_AXIS, /* The axis named tp, in any case; without one, the last, unless it is named ep. */
     EP_AXIS, /* The axis named ep; without one, that of TP_AXIS. */
     NO_AXIS
 };
@@ -15,7 +15,7 @@ struct preset_rule {
     const char *expression;
     enum preset_axis axis;
     const char *placement; /* on that axis; tensors are replicated on all others */
-    enum rule_heads heads; /* that the placement must not cut */
+    enum rule_whole whole; /* what is not cut */
 };
 
 struct preset {
@@ -53,15 +53,16 @@ static const struct preset_rule llama_rules[] = {LLAMA_RULES, {0}};
 
 /* The same with experts: Mixtral, Qwen, DeepSeek, and experts that are one tensor. */
 static const struct preset_rule moe_rules[] = {
-    LLAMA_RULES,
-    {ANY "experts[.][0-9]+[.](w1|w3)[.]weight", TP_AXIS, "S(0)", NO_HEADS},
-    {ANY "experts[.][0-9]+[.]w2[.]weight", TP_AXIS, "S(1)", NO_HEADS},
+    {ANY "experts[.][0-9]+[.](w1|w3|gate_proj|up_proj)[.](weight|bias)", TP_AXIS, "S(0)", EXPERT},
+    {ANY "experts[.][0-9]+[.](w2|down_proj)[.]weight", TP_AXIS, "S(1)", EXPERT},
+    {ANY "experts[.][0-9]+[.](w2|down_proj)[.]bias", NO_AXIS, NULL, EXPERT},
     {ANY "experts[.](gate_up_proj|down_proj|gate_up_proj_bias|down_proj_bias)", EP_AXIS, "S(0)",
      NO_HEADS},
     {ANY "(gate|router|shared_expert_gate)[.](weight|bias|e_score_correction_bias)", NO_AXIS, NULL,
      NO_HEADS},
     {ANY "(q_b_proj|kv_b_proj)[.]weight", TP_AXIS, "S(0)", QUERY_HEADS},
     {ANY "(q_a_proj|kv_a_proj_with_mqa)[.](weight|bias)", NO_AXIS, NULL, NO_HEADS},
+    LLAMA_RULES,
     {0}};
 
 /* GPT-2 keeps weights transposed, with Q, K and V in one. */
@@ -102,8 +103,8 @@ static const struct preset presets[] = {
     {"fsdp", 0, NULL, fsdp_rules, false},
     {"hsdp", 2, "two axes, the replicas first: dp_replicate=2,dp_shard=4", hsdp_rules, false},
     {"llama-tp", 0, NULL, llama_rules, true},
-    {"qwen-tp", 0, NULL, moe_rules, true},
     {"moe-tp", 0, NULL, moe_rules, true},
+    {"qwen-tp", 0, NULL, moe_rules, true},
     {"gpt2-tp", 0, NULL, gpt2_rules, true},
     {"bert-tp", 0, NULL, bert_rules, true},
     {"replicate", 0, NULL, replicate_rules, false},
@@ -117,6 +118,7 @@ static const char fsdp_prefix[] = "fsdp+";
 rsd_status preset_find(const char *name, const struct preset **preset, bool *with_fsdp)
 {
     struct text names = {0};
+    const char *words[NPRESETS], *nearest;
     size_t n = sizeof fsdp_prefix - 1;
     *with_fsdp = strncmp(name, fsdp_prefix, n) == 0;
     for (size_t i = 0; i < NPRESETS; i++)
@@ -125,12 +127,19 @@ rsd_status preset_find(const char *name, const struct preset **preset, bool *wit
             *preset = &presets[i];
             return RSD_OK;
         }
-    for (size_t i = 0; i < NPRESETS; i++)
-        text_add(&names, "%s%s", i ? ", " : "", presets[i].name);
+    for (size_t i = 0; i < NPRESETS; i++) {
+        words[i] = presets[i].name;
+        text_add(&names, "%s%s", i ? ", " : "", words[i]);
+    }
     if (names.failed)
         return RSD_ENOMEM;
-    error_set("unknown preset '%s'; the presets are %s; fsdp+NAME adds FSDP to one with -tp", name,
-              names.chars);
+    nearest = rsd_nearest_word(name + (*with_fsdp ? n : 0), NPRESETS, words);
+    if (nearest && strcmp(nearest, name + (*with_fsdp ? n : 0)) != 0)
+        error_set("unknown preset '%s'; did you mean '%s%s'?", name, *with_fsdp ? fsdp_prefix : "",
+                  nearest);
+    else
+        error_set("unknown preset '%s'; the presets are %s; fsdp+NAME adds FSDP to one with -tp",
+                  name, names.chars);
     text_drop(&names);
     return RSD_EINVAL;
 }
@@ -156,7 +165,7 @@ static int32_t find_cut_axis(enum preset_axis axis, const rsd_mesh *mesh)
 {
     int32_t last = rsd_mesh_naxes(mesh) - 1;
     int32_t tp = find_axis(mesh, "tp"), ep = find_axis(mesh, "ep");
-    tp = tp >= 0 ? tp : last;
+    tp = tp >= 0 ? tp : last != ep ? last : -1;
     if (axis == EP_AXIS)
         return ep >= 0 ? ep : tp;
     return axis == TP_AXIS ? tp : axis == LAST_AXIS ? last : -1;
@@ -183,8 +192,11 @@ static rsd_status add_preset_rule(const struct preset *preset, const struct pres
 {
     struct text text = {0}, label = {0};
     int32_t cut = find_cut_axis(rule->axis, rules->mesh);
+    int32_t experts = rule->whole == EXPERT ? find_axis(rules->mesh, "ep") : -1;
     for (int32_t axis = 0; axis < rsd_mesh_naxes(rules->mesh); axis++) {
-        text_add(&text, "%s", axis ? "," : "");
+        if (axis == experts)
+            continue;
+        text_add(&text, "%s", text.chars ? "," : "");
         if (rule->axis == EVERY_AXIS || axis == cut)
             text_add(&text, "%s", rule->placement);
         else if (rules->with_fsdp && axis != find_cut_axis(TP_AXIS, rules->mesh))
@@ -192,6 +204,8 @@ static rsd_status add_preset_rule(const struct preset *preset, const struct pres
         else
             text_add(&text, "R");
     }
+    if (rsd_mesh_naxes(rules->mesh) == 1 && experts == 0)
+        text_add(&text, "R"); /* one rank has the expert */
     text_add(&label, "preset %s:", preset->name);
     rsd_status status = RSD_ENOMEM;
     if (!text.failed && !label.failed)
@@ -199,8 +213,9 @@ static rsd_status add_preset_rule(const struct preset *preset, const struct pres
             rules_add_place(rules, FROM_PRESET, label.chars,
                             (struct slice){rule->expression, strlen(rule->expression)}, text.chars);
     if (!status) {
-        rules->list[rules->n - 1].heads = rule->heads;
-        rules->list[rules->n - 1].axis = cut;
+        struct rule *added = &rules->list[rules->n - 1];
+        added->whole = rule->whole == EXPERT && experts < 0 ? NO_HEADS : rule->whole;
+        added->axis = rule->whole == EXPERT ? experts : cut;
     }
     text_drop(&text);
     text_drop(&label);
@@ -221,9 +236,17 @@ rsd_status preset_add_rules(const struct preset *preset, rsd_rules *rules)
 
 /* ---- presets that fit ---- */
 
-/* Says whether a rule of the preset matches every name. */
-static rsd_status match_names(const struct preset *preset, const struct name_list *names,
-                              bool *fits)
+/* How well a preset for tensor parallelism fits to names. */
+struct preset_fit {
+    const struct preset *preset;
+    size_t nmatched; /* names for which it has a rule */
+    size_t nrules;
+    bool cuts; /* one of these rules cuts */
+};
+
+/* Counts the names for which a preset has a rule. */
+static rsd_status count_matches(const struct preset *preset, const struct name_list *names,
+                                struct preset_fit *fit)
 {
     struct expression expressions[MOST_PRESET_RULES];
     size_t n = 0;
@@ -234,30 +257,54 @@ static rsd_status match_names(const struct preset *preset, const struct name_lis
                             (struct slice){rule->expression, strlen(rule->expression)}, true, true);
         n += !status;
     }
-    *fits = !status;
-    for (size_t i = 0; i < names->n && *fits && !status; i++) {
+    *fit = (struct preset_fit){.preset = preset, .nrules = n};
+    for (size_t i = 0; i < names->n && !status; i++) {
         bool matches = false;
-        for (size_t k = 0; k < n && !matches && !status; k++)
+        for (size_t k = 0; k < n && !matches && !status; k++) {
             status = expression_match(&expressions[k], NULL, names->list[i].bytes, &matches);
-        *fits = matches;
+            fit->cuts = fit->cuts || (matches && preset->rules[k].axis != NO_AXIS);
+        }
+        fit->nmatched += matches;
     }
     while (n > 0)
         expression_drop(&expressions[--n]);
     return status;
 }
 
-rsd_status preset_list_fitting(const struct name_list *names, const rsd_mesh *mesh,
-                               struct text *text)
+/* Whether a preset is a better choice: it matches more names, or the same with fewer rules. */
+static bool fits_better(const struct preset_fit *a, const struct preset_fit *b)
 {
-    bool first = true;
+    return a->cuts && (!b->preset || a->nmatched > b->nmatched ||
+                       (a->nmatched == b->nmatched && a->nrules < b->nrules));
+}
+
+static void add_preset_name(const struct preset_fit *fit, const rsd_mesh *mesh, struct text *text)
+{
+    text_add(text, "%s", fit->preset->name);
+    if (rsd_mesh_naxes(mesh) > 1)
+        text_add(text, " or fsdp+%s", fit->preset->name);
+}
+
+/* A preset that has a rule for half of the names is worth a look: the rest needs a few rules. */
+rsd_status preset_suggest(const struct name_list *names, const rsd_mesh *mesh, struct text *text)
+{
+    struct preset_fit best = {0};
     for (size_t i = 0; i < NPRESETS; i++) {
-        bool fits = false;
-        if (presets[i].naxes && rsd_mesh_naxes(mesh) != presets[i].naxes)
+        struct preset_fit fit;
+        if (!presets[i].tensor_parallel)
             continue;
-        TRY(match_names(&presets[i], names, &fits));
-        if (fits)
-            text_add(text, "%s%s", first ? "" : ", ", presets[i].name);
-        first = first && !fits;
+        TRY(count_matches(&presets[i], names, &fit));
+        if (fits_better(&fit, &best))
+            best = fit;
     }
+    text_add(text, "; presets: ");
+    if (best.preset && 2 * best.nmatched > names->n) {
+        add_preset_name(&best, mesh, text);
+        if (best.nmatched < names->n)
+            text_add(text, " (for %zu of these %zu names), ", best.nmatched, names->n);
+        else
+            text_add(text, " (for these names), ");
+    }
+    text_add(text, "fsdp, %sreplicate", rsd_mesh_naxes(mesh) == 2 ? "hsdp, " : "");
     return RSD_OK;
 }

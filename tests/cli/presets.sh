@@ -59,6 +59,25 @@ echo "# experts"
 model '{}' b.experts.0.w1.weight:8,4 b.experts.0.w2.weight:4,8 b.gate.weight:2,4 b.mlp.experts.1.up_proj.weight:8,4 b.mlp.experts.gate_up_proj:4,2,2 b.mlp.shared_expert_gate.weight:1,4
 boxes --mesh tp=2 --preset moe-tp
 boxes --mesh ep=2,tp=2 --preset qwen-tp --only 'gate_up|w1'
+echo "# experts that are tensors of their own, over an axis for experts"
+held() { # the ranks and boxes of each expert
+    rm -rf out
+    reshard split m out -q "$@" || { echo "exit $?"; return; }
+    for tensor in $(reshard inspect out --json | sed -n 's/.*"name": "\([^"]*\)", "dtype".*/\1/p'); do
+        echo "$tensor" "$(reshard inspect out "$tensor" | sed -n 's/^  \(\[.*\]\)  rank-0*\([0-9]*[0-9]\)-.*/\2\1/p' | tr '\n' ' ')"
+    done
+    try diff m out
+}
+model '{}' l.gate.weight:3,4 l.experts.0.w1.weight:8,4 l.experts.1.w1.weight:8,4 l.experts.2.w1.weight:8,4 l.experts.2.w2.weight:4,8 l.experts.1.down_proj.bias:4 l.shared_experts.0.up_proj.weight:8,4
+held --mesh ep=2 --preset moe-tp
+held --mesh ep=3,tp=2 --preset moe-tp
+held --mesh tp=2,EP=2 --preset qwen-tp --only w1
+held --mesh dp=2,ep=2 --preset fsdp+moe-tp
+try convert m dcp-experts --format dcp --mesh dp=2,ep=3 --preset moe-tp -q --verify
+try merge dcp-experts out --force -q
+try diff m out
+try plan m --mesh ep=2,tp=2 --preset moe-tp --ranks
+try plan m --mesh dp=2,ep=2 --preset llama-tp
 echo "# GPT-2 and BERT"
 model '{"n_head": 2}' h.0.attn.c_attn.weight:4,12 h.0.attn.c_attn.bias:12 h.0.attn.c_proj.weight:4,4 h.0.attn.c_proj.bias:4 h.0.mlp.c_fc.weight:4,8 h.0.ln_1.bias:4 wte.weight:6,4 wpe.weight:4,4
 boxes --mesh tp=2 --preset gpt2-tp
@@ -71,3 +90,18 @@ echo "# presets that fit"
 try convert m x --mesh 2
 try convert m x --mesh 2 --place 'query=S(0)' --default R
 try convert m x --mesh 2x2 --only query
+# shellcheck disable=SC2086
+model '{}' $llama
+try convert m x --mesh dp=2,tp=2
+model '{}' $llama l.gate.weight:2,4 l.experts.0.w1.weight:8,4
+try convert m x --mesh tp=2 --preset llama-tp
+model '{}' $llama extra.adapter.weight:8,4
+try convert m x --mesh tp=2
+model '{}' a.norm.weight:4
+try convert m x --mesh tp=2
+echo "# heads of the command line"
+model '{"num_attention_heads": 6, "num_key_value_heads": 2}' l.q_proj.weight:24,24 l.k_proj.weight:8,24
+try plan m --mesh tp=4 --preset llama-tp -q --heads 4
+try plan m --mesh tp=4 --preset llama-tp -q --heads 8,2
+try plan m --mesh tp=2 --preset llama-tp -q --heads 9,3
+try plan m --mesh tp=2 --heads 9,3 --default R
