@@ -19,18 +19,20 @@ from .errors import InvalidError
 from .layout import AnyMesh
 from .local import Progress, Report
 from .proving import Source, opened
-from .rules import Cast, Names, Place, Places, Rename, Rules
+from .rules import Cast, Heads, Names, Place, Places, Rename, Rules
 from .saving import Pathlike, compress_level
 from .storage import Storage, handle_for, is_url
 from .transport import AnyTransport
 
 _REFLINKS = {"auto": _c.REFLINK_AUTO, "always": _c.REFLINK_ALWAYS, "never": _c.REFLINK_NEVER}
+_TORCH_ENDS = (".pt", ".pth", ".bin")  # of files that torch.save writes
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 
 def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh: AnyMesh = None,
             place: Optional[Place] = None, rules: Optional[Pathlike] = None, preset: Optional[str] = None,
-            default: Optional[Places] = None, replicate_kv_heads: bool = False, part: Optional[str] = "",
+            default: Optional[Places] = None, heads: Heads = 0, replicate_kv_heads: bool = False,
+            part: Optional[str] = "",
             only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
             strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
             max_shard_size: Union[str, int] = 0, compress: Union[str, int, bool, None] = None,
@@ -53,7 +55,9 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
     rules       a file of such rules, one expression and its placements per line; `place` comes first
     preset      "fsdp", "hsdp", "llama-tp", "qwen-tp", "moe-tp", "gpt2-tp", "bert-tp", "replicate", or "fsdp+llama-tp"
                 and so on for both; `place` and `rules` come first. Those for tensor parallelism do not cut attention
-                heads, whose numbers are in the config.json of `side_files`, of the source, or beside it
+                heads, whose numbers are in the config.json of `side_files`, of the source, or beside it. "moe-tp"
+                distributes experts over the mesh axis named ep
+    heads       number of attention heads, or a pair with that of keys and values, for presets, instead of the config's
     replicate_kv_heads  presets let ranks share a KV head, if there are more ranks than KV heads
     default     placements of tensors that nothing matches. Default: such a tensor is an error
     part        a key of a nested state dict: keep only tensors below it, and remove it from their names. None:
@@ -85,13 +89,12 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
     storage     credentials and limits of s3:// and https:// paths. Default: those of the environment
     reflink     share extents with the source on file systems that can: "auto", "always" or "never"
     unchecked   do not read shared data of safetensors output to check its CRCs
-    torch_places    place data as torch does, not at multiples of 4 KiB
+    torch_places    place data as torch does, not at multiples of 4096 bytes
     """
     with opened(source, storage) as checkpoint:
         if format is None:
             safe = os.fsdecode(out).endswith(".safetensors") or checkpoint.format != "dcp"
-            torch_file = os.fsdecode(out).endswith((".pt", ".pth", ".bin"))
-            format = "torch.save" if torch_file else "safetensors" if safe else "dcp"
+            format = "torch.save" if os.fsdecode(out).endswith(_TORCH_ENDS) else "safetensors" if safe else "dcp"
         if format not in ("dcp", "safetensors", "torch.save", "fsdp"):
             raise InvalidError(f"format={format!r} cannot be written; use 'dcp', 'safetensors', 'torch.save' or 'fsdp'")
         if reflink not in _REFLINKS:
@@ -100,8 +103,8 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
             raise InvalidError("max_shard_size applies to output of whole tensors only, not to DCP")
         made = Rules(checkpoint, mesh=mesh, place=place, file=rules, preset=preset, default=default, only=only,
                      exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, part=part,
-                     config=_config(checkpoint, side_files), replicate_kv_heads=replicate_kv_heads,
-                     adapter=adapter)
+                     config=_config(checkpoint, side_files), heads=heads,
+                     replicate_kv_heads=replicate_kv_heads, adapter=adapter)
         made.check()
         call = local.Call(progress, local.either("pool", pool, "threads", threads),
                           local.either("max_nbytes", max_nbytes, "max_memory", max_memory), transport, timeout)
@@ -129,7 +132,7 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
           storage: Optional[Storage] = None, reflink: str = "auto", unchecked: bool = False,
           torch_places: bool = False) -> Report:
     """Writes whole tensors as safetensors that transformers loads: a directory, or one file if `out` ends in
-    .safetensors.
+    .safetensors. If it ends in .pt, .pth or .bin, it is one file for `torch.load`.
 
     all, everything write every tensor under its own name; two words for one option. Default: only the model of what
                     a trainer wrote, under the names that it has without the trainer
@@ -140,7 +143,8 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
     The other keywords are those of `convert`: only, exclude, rename, strip_prefix, cast, overwrite, force, resume,
     dry_run, verify, pool, threads, max_nbytes, max_memory, progress, transport, timeout, storage, reflink, unchecked,
     torch_places."""
-    one_file = os.fspath(out).endswith(".safetensors")
+    torch_file = os.fsdecode(out).endswith(_TORCH_ENDS)
+    one_file = torch_file or os.fsdecode(out).endswith(".safetensors")
     if max_shard_size is None:
         max_shard_size = 0 if one_file else "5GB"
     with opened(source, storage) as checkpoint:
@@ -150,7 +154,7 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
             warnings.warn(f"{os.fsdecode(out)} has no config.json, without which transformers builds a default model; "
                           "copy that of the model with config_from", stacklevel=2)
         return convert(
-            checkpoint, out, format="safetensors", part="" if all or everything else None, side_files=files,
+            checkpoint, out, format="torch.save" if torch_file else "safetensors", part="" if all or everything else None, side_files=files,
             adapter="adapter_config.json" in names and "config.json" not in names, max_shard_size=max_shard_size,
             only=only, exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite,
             force=force, resume=resume, dry_run=dry_run, verify=verify, pool=pool, threads=threads,
@@ -160,9 +164,9 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
 
 def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optional[Place] = None,
           rules: Optional[Pathlike] = None, preset: Optional[str] = None, default: Optional[Places] = None,
-          replicate_kv_heads: bool = False, config_from: Optional[Pathlike] = None, only: Optional[Names] = None,
-          exclude: Optional[Names] = None,
-          rename: Optional[Rename] = None, strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
+          heads: Heads = 0, replicate_kv_heads: bool = False, config_from: Optional[Pathlike] = None,
+          only: Optional[Names] = None, exclude: Optional[Names] = None, rename: Optional[Rename] = None,
+          strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
           overwrite: bool = False, force: bool = False, resume: bool = False, dry_run: bool = False,
           verify: bool = False, pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
           max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
@@ -174,15 +178,15 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
     mesh            the ranks to write for: 8, "2x4", "dp=2,tp=4" or {"dp": 2, "tp": 4}
     config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it
 
-    The other keywords are those of `convert`: place, rules, preset, default, replicate_kv_heads, only, exclude, rename,
-    strip_prefix, cast, overwrite, force, resume, dry_run, verify, pool, threads, max_nbytes, max_memory, progress,
+    The other keywords are those of `convert`: place, rules, preset, default, heads, replicate_kv_heads, only, exclude,
+    rename, strip_prefix, cast, overwrite, force, resume, dry_run, verify, pool, threads, max_nbytes, max_memory, progress,
     transport, timeout, storage, reflink, unchecked, torch_places."""
     if mesh is None:
         raise InvalidError("split needs a mesh, such as mesh='tp=4'")
     with opened(source, storage) as checkpoint:
         return convert(
             checkpoint, out, format="safetensors", every_replica=True, mesh=mesh, place=place, rules=rules,
-            preset=preset, default=default, replicate_kv_heads=replicate_kv_heads,
+            preset=preset, default=default, heads=heads, replicate_kv_heads=replicate_kv_heads,
             side_files=_configs(checkpoint, config_from), only=only, exclude=exclude,
             rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite, force=force, resume=resume,
             dry_run=dry_run, verify=verify, pool=pool, threads=threads, max_nbytes=max_nbytes, max_memory=max_memory,

@@ -130,9 +130,15 @@ class Local:
 
 
 def size(text: Size) -> int:
-    """Returns bytes from a number, or a text such as "256MB", "5GB", "1GiB"; 0 for None."""
-    if text is None or isinstance(text, int):
-        return text or 0
+    """Returns bytes from a number, or a text such as "256MB", "5GB", "1GiB"; 0 for None. A small number without a unit is
+    refused, as in the command: more is meant."""
+    if not text:
+        return 0
+    if str(text).strip().isdecimal() and 0 < int(text) < 1000:
+        raise InvalidError(f"a size of {text} means {int(text)} bytes; add a unit: '{text}GB', or '{text}B' if that is "
+                           "meant")
+    if isinstance(text, int):
+        return text
     units = {"": 1, "B": 1}
     for power, letter in enumerate("KMGT", 1):
         units.update({f"{letter}B": 1000 ** power, f"{letter}IB": 1024 ** power, letter: 1000 ** power})

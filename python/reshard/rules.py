@@ -20,6 +20,7 @@ Place = Union[Places, Mapping[str, Places], Callable[[LazyTensor], Union[None, P
 Names = Union[str, Sequence[str], Callable[[LazyTensor], bool]]
 Rename = Union[str, Sequence[str], Mapping[str, str], Callable[[str], str]]
 Cast = Union[str, Mapping[str, Any], Callable[[LazyTensor], Any]]
+Heads = Union[int, Tuple[int, int]]  # attention heads, or a pair with those of keys and values
 
 
 class Rules(_c.Handle):
@@ -31,10 +32,12 @@ class Rules(_c.Handle):
                  preset: Optional[str] = None, default: Optional[Places] = None, only: Optional[Names] = None,
                  exclude: Optional[Names] = None, rename: Optional[Rename] = None,
                  strip_prefix: Union[str, Sequence[str]] = (), cast: Optional[Cast] = None,
-                 part: Optional[str] = "", config: Any = None, replicate_kv_heads: bool = False,
+                 part: Optional[str] = "", config: Any = None, heads: Heads = 0, replicate_kv_heads: bool = False,
                  adapter: bool = False) -> None:
         if mesh is None and not (place is None and file is None and preset is None and default is None):
             raise InvalidError("place, rules, preset and default need a mesh, such as mesh='dp=2,tp=4'")
+        if heads and preset is None:
+            raise InvalidError("heads needs a preset, whose rules do not cut them")
         # Texts such as "s/A/B/" are rules of the library, as in the command.
         texts = [rename] if isinstance(rename, str) else [] if rename is None or callable(rename) or isinstance(
             rename, Mapping) else list(rename)
@@ -55,7 +58,7 @@ class Rules(_c.Handle):
             _c.lib.rsd_rules_set_mesh(self.handle, self._mesh.handle)
             if preset is not None:
                 _c.lib.rsd_rules_set_preset(self.handle, preset.encode())
-                self._set_heads(config, replicate_kv_heads)
+                self._set_heads(heads, config, replicate_kv_heads)
             for pattern, places in _pairs(place, ".*"):
                 self._add(_c.RULE_PLACE, f"{pattern}={_text(places)}")
             if file is not None:
@@ -78,8 +81,10 @@ class Rules(_c.Handle):
         elif part:
             self._add(_c.RULE_PART, part)
 
-    def _set_heads(self, config: Any, replicate_kv_heads: bool) -> None:
-        """Takes the numbers of attention heads from a config.json. Presets do not cut heads."""
+    def _set_heads(self, heads: Heads, config: Any, replicate_kv_heads: bool) -> None:
+        """Takes the numbers of attention heads, else those of a config.json. Presets do not cut heads."""
+        if heads:
+            self._add(_c.RULE_HEADS, str(heads) if isinstance(heads, int) else ",".join(map(str, heads)))
         if config is not None:
             try:
                 _c.lib.rsd_rules_add(self.handle, _c.RULE_CONFIG, _c.path_bytes(config))

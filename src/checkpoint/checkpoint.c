@@ -80,6 +80,8 @@ rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *given,
 {
     rsd_open_options options;
     TRY(options_copy("rsd_open_options", given, &options, sizeof options));
+    if ((options.nheads || options.nkv_heads) && !options.names)
+        return fail(RSD_EINVAL, "nheads and nkv_heads (--heads) need names (--names)");
     return open_path(path, &options, false, out);
 }
 

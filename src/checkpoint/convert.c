@@ -410,12 +410,6 @@ static rsd_status estimate_report(struct conversion_run *c)
 
 /* ---- the call ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n > m && strcmp(text + n - m, end) == 0;
-}
-
 /* Collective. Returns EMISMATCH if ranks passed different arguments. */
 static rsd_status agree_on_conversion(struct conversion_run *c, rsd_status status)
 {
@@ -435,9 +429,10 @@ static rsd_status agree_on_conversion(struct conversion_run *c, rsd_status statu
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report)
 {
-    struct conversion_run c = {.in = in, .out = out, .one_file = ends_with(out, ".safetensors")};
+    struct conversion_run c = {.in = in, .out = out};
     TRY(options_copy("rsd_convert_options", options, &c.options, sizeof c.options));
-    c.one_file = c.one_file || format_names_file(c.options.format, out);
+    c.options.format = c.options.format ? c.options.format : RSD_FORMAT_SAFETENSORS;
+    c.one_file = format_names_file(c.options.format, out);
     TRY(operation_open(&c.operation, c.options.io, report));
     rsd_status status = agree_on_conversion(&c, convert_prepare(&c));
     if (!status)

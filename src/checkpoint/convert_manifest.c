@@ -398,33 +398,31 @@ rsd_status convert_find_read_files(const struct conversion_run *c, bool **read_f
     return RSD_OK;
 }
 
-/* Checks that every element exists, and every file that is read. */
+/* Checks that every element exists, and that every file that is read exists and is long enough. */
 static rsd_status check_input(const struct conversion_run *c)
 {
-    bool *read_files;
+    bool *read_files = NULL;
+    uint64_t *ends;
     for (size_t i = 0; i < c->manifest.catalog.ntensors; i++)
         TRY(tensor_check_coverage(&c->in->catalog, c->source_of[i]));
-    TRY(convert_find_read_files(c, &read_files));
-    rsd_status status = RSD_OK;
-    for (uint32_t i = 0; i < c->in->store->names.n && !status; i++) {
-        uint64_t nbytes;
-        status = read_files[i] ? store_stat(c->in->store, i, &nbytes, NULL) : RSD_OK;
-        if (status)
-            store_fail_in(c->in->store, i, status);
-    }
+    TRY(format_find_ends(c->in, &ends));
+    rsd_status status = convert_find_read_files(c, &read_files);
+    for (uint32_t i = 0; !status && i < c->in->store->names.n; i++)
+        status = read_files[i] ? format_check_file(c->in, i, ends[i]) : RSD_OK;
     mem_free(read_files);
+    mem_free(ends);
     return status;
 }
 
 rsd_status convert_prepare(struct conversion_run *c)
 {
-    rsd_format format = c->options.format ? c->options.format : RSD_FORMAT_SAFETENSORS;
     struct target_list targets = {0};
     TRY(format_check_claims(c->in));
-    TRY(manifest_start(&c->manifest, format, c->options.compress));
+    TRY(manifest_start(&c->manifest, c->options.format, c->options.compress));
     c->manifest.aligned = !c->options.torch_places;
     c->manifest.adapter = c->options.adapter != 0;
-    TRY(c->manifest.format->writer->check(&c->options, c->one_file));
+    TRY(c->manifest.format->writer->check(&c->options));
+    TRY(format_check_output_name(c->manifest.format, c->out));
     if (c->manifest.format->writer->every_rank)
         c->options.every_replica = 1;
     rsd_status status = list_targets(c, &targets);

@@ -4,7 +4,7 @@
  * does not end the call.
  *
  * One process reports a finding at once. Many ranks keep them until all ranks are done, and then report them in
- * order: elements that no file has, then boxes, then values.
+ * order: files that are missing or too short, elements that no file has, boxes, values.
  */
 #include "checkpoint.h"
 
@@ -15,10 +15,10 @@
  * them. */
 enum { OVERLAPPING_PAIRS = 1 << 13, OVERLAPPING_NBYTES = 1 << 26, OVERLAPPING_READS = 4 };
 
-enum finding_kind { FINDING_COVERAGE, FINDING_BOX, FINDING_VALUE };
+enum finding_kind { FINDING_FILE, FINDING_COVERAGE, FINDING_BOX, FINDING_VALUE };
 
 struct finding {
-    uint64_t kind, index; /* of the tensor, extent or value */
+    uint64_t kind, index; /* of the file, tensor, extent or value */
     uint64_t text, ntext; /* in the texts */
 };
 
@@ -27,6 +27,7 @@ struct verifying {
     rsd_checkpoint *checkpoint;
     rsd_on_finding *on_finding;
     void *context;
+    uint64_t *nbytes; /* of each file, 0 if it does not exist; UINT64_MAX: it is long enough */
     int64_t nfindings;
     rsd_status stopped;       /* the status that on_finding returned */
     struct finding *findings; /* of many ranks */
@@ -61,6 +62,35 @@ static rsd_status add_finding(struct verifying *v, uint64_t kind, uint64_t index
 }
 
 /* ---- reading ---- */
+
+/* Finds files that are missing or too short. Each is one finding; what lies behind its end is not read. */
+static rsd_status find_short_files(struct verifying *v)
+{
+    struct store *store = v->checkpoint->store;
+    uint64_t *ends;
+    TRY(format_find_ends(v->checkpoint, &ends));
+    rsd_status status = RSD_OK;
+    v->nbytes = mem_new((size_t)store->names.n + 1, sizeof *v->nbytes);
+    for (uint32_t i = 0; v->nbytes && i < store->names.n && !status && !v->stopped; i++) {
+        v->nbytes[i] = UINT64_MAX;
+        if (!ends[i])
+            continue;
+        status = format_check_file(v->checkpoint, i, ends[i]);
+        if (!status || status == RSD_ENOMEM)
+            continue;
+        status = add_finding(v, FINDING_FILE, i);
+        if (store_stat(store, i, &v->nbytes[i], NULL))
+            v->nbytes[i] = 0;
+    }
+    mem_free(ends);
+    return v->stopped ? v->stopped : v->nbytes ? status : RSD_ENOMEM;
+}
+
+/* Returns whether an extent lies behind the end of its file. */
+static bool is_lost(const struct verifying *v, const struct extent *extent)
+{
+    return extent->kind != EXTENT_NONE && extent_end(extent) > v->nbytes[extent->file];
+}
 
 /* Reports tensors that boxes do not cover, and boxes that overlap with different bytes. */
 static rsd_status find_holes(struct verifying *v)
@@ -148,6 +178,8 @@ static rsd_status read_boxes(struct verifying *v)
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[tensor_of_extent(catalog, i)];
+        if (is_lost(v, &catalog->extents[i]))
+            continue;
         int64_t nbytes = catalog->extents[i].kind == EXTENT_NONE
                              ? 0
                              : (int64_t)box_nbytes(catalog, tensor, i - tensor->first_extent);
@@ -169,6 +201,8 @@ static rsd_status read_values(struct verifying *v)
 {
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(v->checkpoint); i++) {
         char *json;
+        if (is_lost(v, &v->checkpoint->catalog.values[i].extent))
+            continue;
         rsd_status status = rsd_checkpoint_value(v->checkpoint, i, &json);
         if (!status) {
             rsd_free(json);
@@ -201,6 +235,7 @@ static rsd_status verify_jobs(void *context)
 {
     struct verifying *v = context;
     v->operation.report.ntensors = (int64_t)v->checkpoint->catalog.ntensors;
+    TRY(find_short_files(v));
     if (v->operation.rank == 0)
         TRY(find_holes(v));
     TRY(read_plausible_boxes(v));
@@ -252,7 +287,7 @@ static int by_kind_and_index(const void *a, const void *b)
     return (x->text > y->text) - (x->text < y->text);
 }
 
-/* A box that several ranks read a part of is reported once. */
+/* A file that several ranks found too short is reported once, and so is a box that several ranks read a part of. */
 static rsd_status put_sorted_findings(void *context, struct payload *result)
 {
     struct verifying *v = context;
@@ -260,8 +295,8 @@ static rsd_status put_sorted_findings(void *context, struct payload *result)
         qsort(v->findings, v->n, sizeof *v->findings, by_kind_and_index);
     for (size_t i = 0; i < v->n; i++) {
         const struct finding *one = &v->findings[i];
-        if (i > 0 && one->kind == FINDING_BOX && one[-1].kind == FINDING_BOX &&
-            one->index == one[-1].index)
+        bool once = one->kind == FINDING_FILE || one->kind == FINDING_BOX;
+        if (i > 0 && once && one->kind == one[-1].kind && one->index == one[-1].index)
             continue;
         TRY(payload_put_list(result, v->texts.bytes + one->text, (size_t)one->ntext, 1));
     }
@@ -309,6 +344,7 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_io *io, rsd_on_findi
     if (!status)
         status = operation_run(&v.operation, &call);
     mem_free(v.findings);
+    mem_free(v.nbytes);
     payload_drop(&v.texts);
     if (!status)
         *nfindings = v.nfindings;

@@ -36,8 +36,11 @@ void cli_note(const char *verb, const char *format, ...) __attribute__((format(p
 /* Prints the last error of the library and returns the exit code of the status; EXIT_YES for RSD_OK. */
 int cli_fail_status(const char *verb, rsd_status status);
 
-/* Prints what is wrong with the option that getopt_long has just refused; answer is '?' or ':'. */
-int cli_fail_option(const char *verb, int answer, char **argv);
+/* Prints what is wrong with the option that getopt_long has just refused; answer is '?' or ':'. A long option that is
+ * unknown is compared with those of the table for which takes(context, value) returns true; NULL: with all. */
+typedef bool cli_takes_option(const void *context, int option);
+int cli_fail_option(const char *verb, int answer, char **argv, const struct option *options,
+                    cli_takes_option *takes, const void *context);
 
 int cli_show_help(const char *help);
 
@@ -98,8 +101,11 @@ enum {
     "                " space "or Megatron's gated. May be repeated\n"                              \
     "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says, else R\n"  \
     "  --names MAP   " space "Read tensors under other names; see reshard names\n"                 \
-    "  --heads N[,K] " space "Heads, and heads of keys, for --names\n"
+    "  --heads N[,K] " space "Attention heads, and those of keys, for --names and --preset\n"
 bool input_take_option(int option);
+
+/* Returns the text of --heads, for rules; NULL: it was not given. Without this call it needs --names. */
+const char *input_use_heads(void);
 
 /* Opens a checkpoint, and prints the notes about it unless `quiet`. Returns EXIT_YES or an exit code. */
 int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint);
@@ -114,6 +120,9 @@ int input_check_files(const char *verb, const char *path, const rsd_checkpoint *
 /* ---- urls.c: paths that are URLs ---- */
 
 bool urls_is_url(const char *path);
+
+/* Returns the name of an option that all verbs have for URLs, with its hyphens; NULL: there are no more. */
+const char *urls_option_name(size_t index);
 
 /* Removes the options that all verbs have for URLs. Returns GO_ON or an exit code. */
 int urls_take_options(const char *verb, int *argc, char **argv);
@@ -158,6 +167,9 @@ struct out_file {
     char *name, *staged; /* in the directory: its last name, and its name until it is complete */
     bool replace;
 };
+
+/* Returns the free space of the file system that a path is or will be on. */
+int64_t out_file_space(const char *path);
 
 /* Opens a file for writing. Returns false and sets errno on failure; out_file_close is called in any case. */
 bool out_file_open(struct out_file *file, const char *path, bool replace);
@@ -215,8 +227,9 @@ void npz_drop(struct npz *npz);
 /* Parses an integer in [least, most]. */
 bool cli_parse_number(const char *text, long long least, long long most, long long *value);
 
-/* Parses a size of at least one byte, such as 256MB, 5GB, 1GiB or 1000. */
-bool cli_parse_size(const char *text, int64_t *nbytes);
+/* Takes the value of an option that is a size, such as 256MB, 5GB, 1GiB or 1000. A small number without a unit is
+ * refused: more is meant. Returns GO_ON or an exit code. */
+int cli_take_size(const char *verb, const char *option, const char *text, int64_t *nbytes);
 
 /* Each of these three returns a text that is valid until the fourth call after it. */
 const char *cli_size_text(int64_t nbytes);                                        /* "1.93 GB" */
@@ -286,7 +299,7 @@ struct conversion {
     const char *verb;
     const char *in, *out;
     rsd_rules *rules;
-    bool has_mesh;
+    bool has_mesh, has_preset;
     const char *needs_mesh; /* an option that was given and needs --mesh; NULL: none */
     rsd_convert_options convert;
     rsd_io io;      /* of convert and of --verify */

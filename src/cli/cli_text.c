@@ -19,7 +19,8 @@ bool cli_parse_number(const char *text, long long least, long long most, long lo
     return true;
 }
 
-bool cli_parse_size(const char *text, int64_t *nbytes)
+/* Parses a size of at least one byte. */
+static bool parse_size(const char *text, int64_t *nbytes)
 {
     static const struct {
         const char *name;
@@ -40,6 +41,19 @@ bool cli_parse_size(const char *text, int64_t *nbytes)
             return true;
         }
     return false;
+}
+
+int cli_take_size(const char *verb, const char *option, const char *text, int64_t *nbytes)
+{
+    long long number;
+    if (cli_parse_number(text, 1, 999, &number))
+        return cli_fail(verb, EXIT_USAGE,
+                        "%s %s means %lld byte%s; add a unit: %sGB, or %sB if that is meant",
+                        option, text, number, number == 1 ? "" : "s", text, text);
+    return parse_size(text, nbytes)
+               ? GO_ON
+               : cli_fail(verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MB", option,
+                          text);
 }
 
 const char *cli_size_text(int64_t nbytes)

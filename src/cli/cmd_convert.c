@@ -25,8 +25,8 @@
                     "Default: auto\n"                                                              \
                     "  --unchecked           Do not read shared data of safetensors output to "    \
                     "check its CRCs\n"                                                             \
-                    "  --torch-places        Place data as torch does, not at multiples of 4 "     \
-                    "KiB\n"                                                                        \
+                    "  --torch-places        Place data as torch does, not at multiples of "       \
+                    "4096 bytes\n"                                                                 \
                     "  --json                Print the report as one JSON object\n"                \
                     "  -q, --quiet           Print no progress, notes or report\n"                 \
                     "  -h, --help            Print this help\n"
@@ -37,7 +37,7 @@
     "                        axis (S(0), S(1), R, colwise, rowwise, S(0;32,8,8)), or the axes\n"   \
     "                        of each dim ([tp, -]). May be repeated\n"                             \
     "  --rules FILE          Read such rules from FILE, one 'RE PLACES' per line\n"                \
-    "  --preset NAME         Apply built-in rules: fsdp, hsdp, llama-tp, qwen-tp, moe-tp,\n"       \
+    "  --preset NAME         Apply built-in rules: fsdp, hsdp, llama-tp, moe-tp, qwen-tp,\n"       \
     "                        gpt2-tp, bert-tp or replicate; fsdp+llama-tp and so on for both\n"    \
     "  --replicate-kv-heads  Let ranks share a KV head, if there are more ranks than KV heads\n"   \
     "  --default PLACES      Shard tensors that no rule matches. Default: report an error\n"
@@ -236,6 +236,14 @@ static unsigned verbs_of_option(int option)
     }
 }
 
+/* Returns whether the verb has an option. */
+static bool takes_option(const void *context, int option)
+{
+    const struct conversion *request = context;
+    unsigned verbs = verbs_of_option(option);
+    return !verbs || verbs & 1u << request->kind;
+}
+
 /* The functions below store the value of an option. They return GO_ON, or the exit code after a message. */
 
 static int take_format(struct conversion *request, const char *text)
@@ -278,21 +286,6 @@ static int take_compression(struct conversion *request, const char *text)
                         "--compress %s must be none, zstd, or zstd:1 to zstd:19", text);
     request->convert.compress = (int32_t)level;
     return GO_ON;
-}
-
-/* Takes a size with a unit. A number below 1000 without one is refused, since it is probably meant in GB. */
-static int take_size(const struct conversion *request, const char *option, const char *text,
-                     int64_t *nbytes)
-{
-    long long number;
-    if (cli_parse_number(text, 1, 999, &number))
-        return cli_fail(request->verb, EXIT_USAGE,
-                        "%s %s means %lld byte%s; add a unit: %sGB, or %sB if that is meant",
-                        option, text, number, number == 1 ? "" : "s", text, text);
-    return cli_parse_size(text, nbytes)
-               ? GO_ON
-               : cli_fail(request->verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MB",
-                          option, text);
 }
 
 static int take_rule(const struct conversion *request, rsd_status status)
@@ -391,6 +384,7 @@ static int take_option(struct conversion *request, int option, const char *value
     case RULES:
         return take_placement_rule(request, "--rules", rsd_rules_add_file(rules, value));
     case PRESET:
+        request->has_preset = true;
         return take_placement_rule(request, "--preset", rsd_rules_set_preset(rules, value));
     case DEFAULT:
         return take_placement_rule(request, "--default",
@@ -410,9 +404,10 @@ static int take_option(struct conversion *request, int option, const char *value
     case COMPRESS:
         return take_compression(request, value);
     case MAX_SHARD_SIZE:
-        return take_size(request, "--max-shard-size", value, &request->convert.max_shard_nbytes);
+        return cli_take_size(request->verb, "--max-shard-size", value,
+                             &request->convert.max_shard_nbytes);
     case MAX_MEMORY:
-        return take_size(request, "--max-memory", value, &request->io.max_nbytes);
+        return cli_take_size(request->verb, "--max-memory", value, &request->io.max_nbytes);
     case THREADS:
         return take_threads(request, value);
     case REFLINK:
@@ -452,8 +447,8 @@ static int read_conversion_options(int argc, char **argv, struct conversion *req
                             "option --rank needs a PROBLEM, not a checkpoint; see reshard plan "
                             "--help");
         if (option == '?' || option == ':')
-            return cli_fail_option(verb, option, argv);
-        if (verbs_of_option(option) && !(verbs_of_option(option) & 1u << request->kind))
+            return cli_fail_option(verb, option, argv, conversion_options, takes_option, request);
+        if (!takes_option(request, option))
             return cli_fail(verb, EXIT_USAGE,
                             "option --%s is not valid for '%s'; see reshard %s --help",
                             conversion_options[index].name, verb, verb);
@@ -473,6 +468,11 @@ static int read_conversion_options(int argc, char **argv, struct conversion *req
         return cli_fail(verb, EXIT_USAGE, "--estimate needs --dry-run");
     if (request->kind == SPLIT && !request->has_mesh)
         return cli_fail(verb, EXIT_USAGE, "--mesh is needed, such as --mesh tp=4");
+    const char *heads = request->has_preset ? input_use_heads() : NULL;
+    int code =
+        heads ? take_rule(request, rsd_rules_add(request->rules, RSD_RULE_HEADS, heads)) : GO_ON;
+    if (code != GO_ON)
+        return code;
     return request->kind == MERGE && !request->all
                ? take_rule(request, rsd_rules_add(request->rules, RSD_RULE_MODEL, ""))
                : GO_ON;

@@ -108,7 +108,7 @@ static int read_extract_options(int argc, char **argv, struct extraction *reques
         default:
             if (input_take_option(option))
                 break;
-            return cli_fail_option("extract", option, argv);
+            return cli_fail_option("extract", option, argv, extract_options, NULL, NULL);
         }
     return take_arguments(request, argc - optind, argv + optind);
 }
@@ -289,12 +289,33 @@ static int write_directory(const struct extraction *request)
     return code;
 }
 
+/* Fails if the file system has less space than the files are known to need. */
+static int check_extract_space(const struct extraction *request)
+{
+    uint64_t nbytes = 0;
+    for (size_t i = 0; i < request->n; i++) {
+        const struct tensor_slice *slice = &request->slices[i];
+        uint64_t one = (uint64_t)rsd_dtype_nbytes(slice->dtype) * count_slice_elements(slice);
+        nbytes = nbytes > UINT64_MAX - one ? UINT64_MAX : nbytes + one;
+    }
+    uint64_t space = (uint64_t)out_file_space(request->out);
+    return nbytes <= space
+               ? EXIT_YES
+               : cli_fail("extract", EXIT_CANNOT, "%s needs %s, but its file system has %s free",
+                          request->out,
+                          cli_size_text((int64_t)(nbytes > INT64_MAX ? INT64_MAX : nbytes)),
+                          cli_size_text((int64_t)space));
+}
+
 static int write_slices(const struct extraction *request)
 {
     struct stat found;
-    if (strcmp(request->out, "-") != 0 && !request->force && lstat(request->out, &found) == 0)
+    bool to_stdout = strcmp(request->out, "-") == 0;
+    if (!to_stdout && !request->force && lstat(request->out, &found) == 0)
         return cli_fail("extract", EXIT_CANNOT, "%s already exists; use --force to replace it",
                         request->out);
+    if (!to_stdout && check_extract_space(request))
+        return EXIT_CANNOT;
     if (!request->many)
         return write_slice_file(request, &request->slices[0], request->out);
     return request->npz ? write_archive(request) : write_directory(request);

@@ -60,7 +60,7 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
         default:
             if (input_take_option(option))
                 break;
-            return cli_fail_option("inspect", option, argv);
+            return cli_fail_option("inspect", option, argv, inspect_options, NULL, NULL);
         }
     if (argc - optind < 1 || argc - optind > 2)
         return cli_fail("inspect", EXIT_USAGE,

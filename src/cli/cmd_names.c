@@ -20,7 +20,8 @@ int command_names(int argc, char **argv)
     const char *name, *text = NULL;
     opterr = 0;
     for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
-        return option == 'h' ? cli_show_help(names_help) : cli_fail_option("names", option, argv);
+        return option == 'h' ? cli_show_help(names_help)
+                             : cli_fail_option("names", option, argv, options, NULL, NULL);
     if (argc - optind > 1)
         return cli_fail("names", EXIT_USAGE,
                         "at most one MAP is allowed; see reshard names --help");

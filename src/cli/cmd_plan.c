@@ -74,7 +74,7 @@ static int take_problem_option(int option, char **argv, struct plan_request *req
                             "option %s needs a checkpoint. A PROBLEM contains its meshes and "
                             "placements, as in 'f32[4096,4096] : 2x4:S0,S1 -> 8:S1'",
                             argv[optind - 1]);
-        return cli_fail_option("plan", option, argv);
+        return cli_fail_option("plan", option, argv, problem_options, NULL, NULL);
     }
 }
 

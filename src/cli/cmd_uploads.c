@@ -31,7 +31,7 @@ int command_uploads(int argc, char **argv)
         if (option == 'h')
             return cli_show_help(uploads_help);
         if (option != REMOVE)
-            return cli_fail_option("uploads", option, argv);
+            return cli_fail_option("uploads", option, argv, uploads_options, NULL, NULL);
         remove = true;
     }
     if (argc - optind != 1)

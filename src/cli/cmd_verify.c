@@ -29,8 +29,10 @@ static const char diff_help[] =
     "\n"
     "Compare the tensors of two checkpoints bit by bit, in any layouts and formats. For each "
     "tensor\n"
-    "that differs, print the first element that differs, with both values. Exit status: 0 all are\n"
-    "equal, 1 some differ.\n"
+    "that differs, print the first element that differs, with both values. Tensors that differ in "
+    "the\n"
+    "same way, such as those of one checkpoint only, are one line; --json lists all of them. Exit\n"
+    "status: 0 all are equal, 1 some differ.\n"
     "\n"
     "  --rtol X             Take floating-point elements as equal if |a - b| <= atol + rtol * "
     "|b|,\n"
@@ -57,7 +59,7 @@ struct verification {
     struct progress_line progress;
     long long threads;
     int64_t nlisted; /* findings or differences */
-    struct folded_findings *folded;
+    struct folded_difference *folded;
     size_t nfolded;
     FILE *list; /* of them as JSON, which is printed when the list is complete */
     char *list_text;
@@ -99,8 +101,9 @@ static int take_tolerance(const char *verb, const char *option, double *value)
 }
 
 /* Returns whether the verb has an option. */
-static bool has_verify_option(const struct verify_verb *verb, int option)
+static bool has_verify_option(const void *context, int option)
 {
+    const struct verify_verb *verb = context;
     bool diff = verb->npaths == 2, verify = verb->help == verify_help;
     return option == ONLY ? !verify : option < RENAME || option > ATOL || diff;
 }
@@ -127,16 +130,15 @@ static int take_verify_option(struct verification *request, int option, char **a
     case ATOL:
         return take_tolerance(verb, "--atol", &request->atol);
     case MAX_MEMORY:
-        return cli_parse_size(optarg, &request->io.max_nbytes)
-                   ? GO_ON
-                   : cli_fail(verb, EXIT_USAGE, "--max-memory %s must be a size such as 256MB",
-                              optarg);
+        return cli_take_size(verb, "--max-memory", optarg, &request->io.max_nbytes);
     case THREADS:
         return cli_parse_number(optarg, 1, 4096, &request->threads)
                    ? GO_ON
                    : cli_fail(verb, EXIT_USAGE, "--threads %s must be from 1 to 4096", optarg);
     default:
-        return input_take_option(option) ? GO_ON : cli_fail_option(verb, option, argv);
+        return input_take_option(option) ? GO_ON
+                                         : cli_fail_option(verb, option, argv, verify_options,
+                                                           has_verify_option, request->verb);
     }
 }
 
@@ -201,82 +203,6 @@ static const char *finish_list(struct verification *request)
 
 /* ---- verify ---- */
 
-/* Findings of one file that have one cause: the file does not exist, or ends too early. */
-struct folded_findings {
-    char *file, *cause, *text; /* the text of the first of them */
-    struct name_sample names;  /* of the tensors and values */
-};
-
-/* Splits "FILE: NAME: CAUSE", if the cause is one of the whole file. The cause of a file that is cut short is its
- * length. Returns false otherwise. */
-static bool split_finding(const char *text, char **file, char **name, char **cause)
-{
-    static const char missing[] = "No such file or directory",
-                      short_file[] = " exceed the file of ";
-    const char *first = strstr(text, ": "), *last = NULL;
-    for (const char *at = first; at; at = strstr(at + 1, ": "))
-        last = at;
-    const char *length = last ? strstr(last, short_file) : NULL;
-    if (!first || first == last || (strcmp(last + 2, missing) != 0 && !length))
-        return false;
-    *file = cli_new_text("%.*s", (int)(first - text), text);
-    *name = cli_new_text("%.*s", (int)(last - first - 2), first + 2);
-    *cause = cli_new_text("%s", length ? length + strlen(short_file) : last + 2);
-    return true;
-}
-
-/* Adds a finding to those of the same file and cause, which are printed as one line. Prints any other at once. */
-static void fold_finding(struct verification *request, const char *text)
-{
-    char *file = NULL, *name = NULL, *cause = NULL;
-    size_t i = 0;
-    if (!split_finding(text, &file, &name, &cause)) {
-        printf("%s\n", cli_plain_text(text));
-        return;
-    }
-    while (i < request->nfolded && (strcmp(request->folded[i].file, file) != 0 ||
-                                    strcmp(request->folded[i].cause, cause) != 0))
-        i++;
-    if (i == request->nfolded) {
-        request->folded =
-            cli_need_memory(realloc(request->folded, (i + 1) * sizeof *request->folded));
-        request->folded[request->nfolded++] =
-            (struct folded_findings){.text = cli_new_text("%s", text)};
-        request->folded[i].file = file;
-        request->folded[i].cause = cause;
-        file = cause = NULL;
-    }
-    name_sample_add(&request->folded[i].names, name);
-    free(file);
-    free(cause);
-    free(name);
-}
-
-/* Prints the findings that were folded, each with the number of tensors and values that it concerns. */
-static void print_folded_findings(struct verification *request)
-{
-    for (size_t i = 0; i < request->nfolded; i++) {
-        struct folded_findings *folded = &request->folded[i];
-        bool is_short = folded->cause[0] >= '0' && folded->cause[0] <= '9';
-        if (folded->names.n == 1)
-            printf("%s\n", cli_plain_text(folded->text));
-        else if (is_short)
-            printf("%s: the file is cut short, at %s: %lld tensors and values lie behind: %s\n",
-                   cli_plain_text(folded->file), folded->cause, (long long)folded->names.n,
-                   cli_plain_text(folded->names.names));
-        else
-            printf("%s: %s: %lld tensors and values: %s\n", cli_plain_text(folded->file),
-                   folded->cause, (long long)folded->names.n, cli_plain_text(folded->names.names));
-        free(folded->file);
-        free(folded->cause);
-        free(folded->text);
-        free(folded->names.names);
-    }
-    free(request->folded);
-    request->folded = NULL;
-    request->nfolded = 0;
-}
-
 static rsd_status print_finding(void *context, const char *text)
 {
     struct verification *request = context;
@@ -285,7 +211,7 @@ static rsd_status print_finding(void *context, const char *text)
         fprintf(request->list, request->nlisted ? ",\n  " : "\n  ");
         cli_print_json_string(request->list, text);
     } else {
-        fold_finding(request, text);
+        printf("%s\n", cli_plain_text(text));
     }
     request->nlisted++;
     return RSD_OK;
@@ -298,7 +224,6 @@ static int run_verify(struct verification *request)
     rsd_status status =
         rsd_verify(request->checkpoints[0], &request->io, print_finding, request, &n, &report);
     progress_end(&request->progress);
-    print_folded_findings(request);
     if (status)
         return cli_fail_status("verify", status);
     if (request->json)
@@ -319,6 +244,45 @@ static int run_verify(struct verification *request)
 
 /* ---- diff ---- */
 
+/* Tensors that differ in the same way, such as those of one checkpoint only. */
+struct folded_difference {
+    char *text;
+    struct name_sample names;
+};
+
+static void fold_difference(struct verification *request, const char *name, const char *text)
+{
+    size_t i = 0;
+    while (i < request->nfolded && strcmp(request->folded[i].text, text) != 0)
+        i++;
+    if (i == request->nfolded) {
+        request->folded =
+            cli_need_memory(realloc(request->folded, (i + 1) * sizeof *request->folded));
+        request->folded[request->nfolded++] =
+            (struct folded_difference){.text = cli_new_text("%s", text)};
+    }
+    name_sample_add(&request->folded[i].names, name);
+}
+
+/* Prints one line for the tensors that differ in the same way, with their number. */
+static void print_folded_differences(struct verification *request)
+{
+    for (size_t i = 0; i < request->nfolded; i++) {
+        struct folded_difference *folded = &request->folded[i];
+        const char *names = cli_plain_text(folded->names.names);
+        if (folded->names.n == 1)
+            printf("%s: %s\n", names, cli_plain_text(folded->text));
+        else
+            printf("%lld tensors: %s: %s\n", (long long)folded->names.n,
+                   cli_plain_text(folded->text), names);
+        free(folded->text);
+        free(folded->names.names);
+    }
+    free(request->folded);
+    request->folded = NULL;
+    request->nfolded = 0;
+}
+
 static rsd_status print_difference(void *context, const char *name, rsd_difference difference,
                                    const char *text)
 {
@@ -334,8 +298,10 @@ static rsd_status print_difference(void *context, const char *name, rsd_differen
         fprintf(request->list, ", \"difference\": \"%s\", \"text\": ", kinds[difference]);
         cli_print_json_string(request->list, text);
         fprintf(request->list, "}");
-    } else {
+    } else if (difference == RSD_OTHER_ELEMENT) {
         printf("%s: %s\n", cli_plain_text(name), cli_plain_text(text));
+    } else {
+        fold_difference(request, name, text);
     }
     request->nlisted++;
     return RSD_OK;
@@ -354,6 +320,7 @@ static int run_diff(struct verification *request)
                                 .io = &request->io};
     rsd_status status = rsd_diff(a, b, &options, print_difference, request, &ndiffer, &report);
     progress_end(&request->progress);
+    print_folded_differences(request);
     if (status)
         return cli_fail_status("diff", status);
     long long ntensors =

@@ -97,9 +97,64 @@ int cli_fail_status(const char *verb, rsd_status status)
     return cli_fail(verb, exit_code_of(status), "%s", rsd_error());
 }
 
-int cli_fail_option(const char *verb, int answer, char **argv)
+/* The options that a word may mean. */
+struct option_words {
+    const char *list[128];
+    size_t n;
+};
+
+static void add_option_word(struct option_words *words, const char *name)
+{
+    for (size_t i = 0; i < words->n; i++)
+        if (strcmp(words->list[i], name) == 0)
+            return;
+    if (words->n < sizeof words->list / sizeof *words->list)
+        words->list[words->n++] = name;
+}
+
+/* Lists the options of a verb, and those that all verbs have. */
+static void list_option_words(const struct option *options, cli_takes_option *takes,
+                              const void *context, struct option_words *words)
+{
+    for (; options->name; options++)
+        if (!takes || takes(context, options->val))
+            add_option_word(words, options->name);
+    add_option_word(words, "follow-links");
+    add_option_word(words, "version");
+    for (size_t i = 0; urls_option_name(i); i++)
+        add_option_word(words, urls_option_name(i) + 2);
+}
+
+/* Fails for a long option that is unknown, or the start of several. */
+static int fail_unknown_option(const char *verb, const char *argument,
+                               const struct option_words *words)
+{
+    char *name = cli_new_text("%.*s", (int)strcspn(argument + 2, "="), argument + 2);
+    const char *nearest = rsd_nearest_word(name, words->n, words->list);
+    char *several = cli_new_text("%s", "");
+    size_t n = 0;
+    for (size_t i = 0; i < words->n; i++)
+        if (strncmp(words->list[i], name, strlen(name)) == 0) {
+            char *more = cli_new_text("%s%s--%s", several, n++ ? ", " : "", words->list[i]);
+            free(several);
+            several = more;
+            nearest = words->list[i];
+        }
+    int code =
+        n > 1 ? cli_fail(verb, EXIT_USAGE, "option --%s is ambiguous: %s", name, several)
+        : nearest
+            ? cli_fail(verb, EXIT_USAGE, "unknown option --%s; did you mean --%s?", name, nearest)
+            : cli_fail(verb, EXIT_USAGE, "unknown option --%s; see reshard %s --help", name, verb);
+    free(several);
+    free(name);
+    return code;
+}
+
+int cli_fail_option(const char *verb, int answer, char **argv, const struct option *options,
+                    cli_takes_option *takes, const void *context)
 {
     const char *argument = argv[optind - 1];
+    struct option_words words = {.n = 0};
     if (answer == ':')
         return cli_fail(verb, EXIT_USAGE, "option %s needs a value", argument);
     if (optopt > 0 && optopt < 256)
@@ -107,8 +162,8 @@ int cli_fail_option(const char *verb, int answer, char **argv)
                         verb);
     if (optopt)
         return cli_fail(verb, EXIT_USAGE, "option %s takes no value", argument);
-    return cli_fail(verb, EXIT_USAGE, "unknown or ambiguous option %s; see reshard %s --help",
-                    argument, verb);
+    list_option_words(options, takes, context, &words);
+    return fail_unknown_option(verb, argument, &words);
 }
 
 bool cli_has_option(const struct option *options, const char *argument)
@@ -213,7 +268,13 @@ static int run_verb(int argc, char **argv)
         int code = urls_take_options(verb, &argc, argv);
         return code == GO_ON ? command->run(argc, argv) : code;
     }
-    return cli_fail(NULL, EXIT_USAGE, "unknown verb '%s'; see reshard --help", verb);
+    const char *verbs[NCOMMANDS];
+    for (size_t i = 0; i < NCOMMANDS; i++)
+        verbs[i] = commands[i].verb;
+    const char *nearest = rsd_nearest_word(verb, NCOMMANDS, verbs);
+    return nearest
+               ? cli_fail(NULL, EXIT_USAGE, "unknown verb '%s'; did you mean '%s'?", verb, nearest)
+               : cli_fail(NULL, EXIT_USAGE, "unknown verb '%s'; see reshard --help", verb);
 }
 
 int command_main(int argc, char **argv, const rsd_transport *transport)

@@ -15,29 +15,6 @@ static bool names_torch_file(const char *path)
            cli_has_suffix(path, ".bin");
 }
 
-/* Fails if OUT is named like a file of another format, which readers would take it for. */
-static int check_output_name(const struct conversion *request)
-{
-    const char *out = request->out;
-    bool torch_file = names_torch_file(out), safetensors = cli_has_suffix(out, ".safetensors");
-    rsd_format format = request->convert.format;
-    bool fits = (!torch_file || format == RSD_FORMAT_TORCH_SAVE) &&
-                (!safetensors || format == RSD_FORMAT_SAFETENSORS);
-    if (request->kind == SPLIT)
-        fits = !torch_file && !safetensors;
-    if (strcmp(out, "-") == 0)
-        return cli_fail(request->verb, EXIT_USAGE,
-                        "OUT '-' is not a path, and a checkpoint cannot be written to standard "
-                        "output; write ./- if a directory of this name is meant");
-    if (fits || request->kind == PLAN)
-        return GO_ON;
-    return cli_fail(request->verb, EXIT_USAGE,
-                    "OUT %s is named like a %s file, but %s output is a %s; choose another name%s",
-                    out, torch_file ? "torch.save" : "safetensors", rsd_format_name(format),
-                    format == RSD_FORMAT_TORCH_SAVE ? "torch.save file" : "directory",
-                    request->kind == CONVERT ? " or --format" : "");
-}
-
 /* Sets the output format and the options that the verb implies. Returns GO_ON or an exit code. */
 static int set_format_and_limits(struct conversion *request, rsd_format in)
 {
@@ -60,7 +37,7 @@ static int set_format_and_limits(struct conversion *request, rsd_format in)
     if (convert->max_shard_nbytes && (convert->format == RSD_FORMAT_DCP || request->has_mesh))
         return cli_fail(request->verb, EXIT_USAGE,
                         "--max-shard-size applies to output of whole tensors only, not to DCP");
-    return check_output_name(request);
+    return GO_ON;
 }
 
 /* ---- verification ---- */

@@ -20,6 +20,9 @@ static const char **input_rules; /* of --from */
 static const char *input_mesh;   /* of --from-mesh */
 static char *invalid_input;      /* what is wrong with an option; NULL: nothing */
 
+static const char *input_heads; /* of --heads */
+static bool heads_are_used;     /* by rules; else they are for --names only */
+
 /* Takes the attention heads, and those of keys and values. */
 static void take_heads(const char *value)
 {
@@ -30,8 +33,15 @@ static void take_heads(const char *value)
         keys = heads;
     if (heads < 1 || keys < 1 || heads > INT_MAX || keys > heads)
         invalid_input = cli_new_text("--heads %s must be N or N,K, such as 32,8", value);
+    input_heads = value;
     input_options.nheads = heads;
     input_options.nkv_heads = keys;
+}
+
+const char *input_use_heads(void)
+{
+    heads_are_used = true;
+    return input_heads;
 }
 
 /* Takes an option with a value. An invalid value is reported when a checkpoint is opened. */
@@ -127,7 +137,12 @@ int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **
 {
     if (invalid_input)
         return cli_fail(verb, EXIT_USAGE, "%s", invalid_input);
+    if (input_heads && !input_options.names && !heads_are_used)
+        return cli_fail(verb, EXIT_USAGE,
+                        "--heads needs --names, or --preset of convert and split");
     rsd_open_options options = input_options;
+    if (!options.names)
+        options.nheads = options.nkv_heads = 0;
     int code = cli_fail_status(verb, urls_open_storage(path, &options.storage));
     if (!code)
         code = input_mesh ? open_ranks(verb, path, options, checkpoint)

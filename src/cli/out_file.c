@@ -10,7 +10,24 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
+
+int64_t out_file_space(const char *path)
+{
+    struct statvfs about; /* of the nearest directory above the path that exists */
+    char *above = cli_new_text("%s", path);
+    while (statvfs(*above ? above : ".", &about) != 0) {
+        char *slash = strrchr(above, '/');
+        if (!*above || strcmp(above, "/") == 0) {
+            free(above);
+            return 0;
+        }
+        *(!slash ? above : slash == above ? slash + 1 : slash) = '\0';
+    }
+    free(above);
+    return (int64_t)(about.f_bavail * about.f_frsize);
+}
 
 static bool is_regular_own(const struct stat *found)
 {

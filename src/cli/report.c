@@ -3,27 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include <sys/vfs.h>
 
 enum { DEFAULT_MEMORY_MB = 256 };
-
-/* Returns the free space of the nearest directory above a path that exists. */
-static int64_t find_free_space(const char *path)
-{
-    struct statvfs about;
-    char *above = cli_new_text("%s", path);
-    while (statvfs(*above ? above : ".", &about) != 0) {
-        char *slash = strrchr(above, '/');
-        if (!*above || strcmp(above, "/") == 0) {
-            free(above);
-            return 0;
-        }
-        *(!slash ? above : slash == above ? slash + 1 : slash) = '\0';
-    }
-    free(above);
-    return (int64_t)(about.f_bavail * about.f_frsize);
-}
 
 static int64_t memory_limit(const struct conversion *request)
 {
@@ -52,7 +34,7 @@ static void print_json_report(const struct conversion *request, rsd_format in,
         printf("\"memory_limit\": %lld, \"free\": null", (long long)memory_limit(request));
     else if (request->convert.dry)
         printf("\"memory_limit\": %lld, \"free\": %lld", (long long)memory_limit(request),
-               (long long)find_free_space(request->out));
+               (long long)out_file_space(request->out));
     else
         printf("\"memory\": %lld, \"seconds\": %.3f", (long long)report->nbytes_memory,
                report->seconds);
@@ -111,7 +93,7 @@ static void print_text_report(const struct conversion *request, rsd_format in,
         printf("%-8s buffers of at most %s\n", "memory", cli_size_text(memory_limit(request)));
         printf("%-8s %s needed", "space", cli_size_text(report->nbytes_written));
         if (!urls_is_url(request->out))
-            printf(", %s free", cli_size_text(find_free_space(request->out)));
+            printf(", %s free", cli_size_text(out_file_space(request->out)));
         printf("\n");
         return;
     }
@@ -231,7 +213,7 @@ static bool can_share_extents_at(const char *path)
 
 int report_check_space(const struct conversion *request, const rsd_report *report)
 {
-    int64_t space = find_free_space(request->out);
+    int64_t space = out_file_space(request->out);
     bool unknown =
         request->kind == PLAN || request->convert.compress || request->convert.resume ||
         urls_is_url(request->out) ||

@@ -24,6 +24,11 @@ static const struct url_option {
 
 enum { NOPTIONS = sizeof url_options / sizeof *url_options };
 
+const char *urls_option_name(size_t index)
+{
+    return index < NOPTIONS ? url_options[index].name : NULL;
+}
+
 bool urls_is_url(const char *path)
 {
     return strncmp(path, "s3://", 5) == 0 || strncmp(path, "https://", 8) == 0 ||

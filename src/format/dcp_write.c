@@ -293,13 +293,11 @@ static rsd_status make_metadata(const struct catalog *catalog, const struct name
 
 /* ---- the writer ---- */
 
-static rsd_status dcp_check(const rsd_convert_options *options, bool one_file)
+static rsd_status dcp_check(const rsd_convert_options *options)
 {
-    if (options->every_replica || options->max_shard_nbytes || one_file)
+    if (options->every_replica || options->max_shard_nbytes)
         return fail(RSD_EINVAL, "%s applies to safetensors output only",
-                    one_file                 ? "a path that ends in .safetensors"
-                    : options->every_replica ? "every_replica"
-                                             : "max_shard_nbytes");
+                    options->every_replica ? "every_replica" : "max_shard_nbytes");
     return RSD_OK;
 }
 

@@ -417,9 +417,8 @@ static rsd_status check_layouts(const struct manifest *manifest)
 
 /* ---- the writer ---- */
 
-static rsd_status dtensor_check(const rsd_convert_options *options, bool one_file)
+static rsd_status dtensor_check(const rsd_convert_options *options)
 {
-    (void)one_file;
     return options->compress ? fail(RSD_EINVAL, "files of FSDP cannot be compressed") : RSD_OK;
 }
 

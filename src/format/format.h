@@ -326,8 +326,8 @@ struct format_writer {
     bool
         every_rank; /* files per rank, with all that the rank has, and the layouts of the tensors */
 
-    /* Returns EINVAL for options that the format cannot follow. one_file: the output is one file. */
-    rsd_status (*check)(const rsd_convert_options *options, bool one_file);
+    /* Returns EINVAL for options that the format cannot follow. */
+    rsd_status (*check)(const rsd_convert_options *options);
 
     void (*name_file)(const struct manifest *manifest, size_t file, size_t nfiles,
                       char name[FILE_NAME_NCHARS]);
@@ -356,6 +356,9 @@ bool format_is_marker(const char *name);         /* of any format */
 
 /* Returns whether an output path names one file of the format, by its suffix. */
 bool format_names_file(rsd_format id, const char *path);
+
+/* Returns EINVAL if an output path is named like a file of another format, for which readers would take it. */
+rsd_status format_check_output_name(const struct format *format, const char *path);
 
 /* Finds the format of the files at a path, and reads what they hold. `listing` is that of the directory, or
  * has the one file that the path names. */
@@ -390,6 +393,16 @@ rsd_status format_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, s
 /* If a file of the store is known to be something else than a part of a checkpoint, says so instead of the error
  * that it had. */
 rsd_status format_explain_failure(struct store *store, rsd_status status);
+
+/* Returns where an extent ends in its file; 0: that is not known before the file is read. */
+uint64_t extent_end(const struct extent *extent);
+
+/* Finds how many bytes each file of the store must have at least. The caller frees the list. */
+rsd_status format_find_ends(const rsd_checkpoint *checkpoint, uint64_t **ends);
+
+/* Fails if a file does not exist, or has fewer bytes than `end`. The error has the cause, such as a pointer of Git LFS,
+ * and names what is lost. */
+rsd_status format_check_file(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t end);
 
 /* Fails if a directory has data files of DCP, which need a .metadata. */
 rsd_status format_fail_without_metadata(const struct store *store,

@@ -48,6 +48,17 @@ bool format_names_file(rsd_format id, const char *path)
     return false;
 }
 
+rsd_status format_check_output_name(const struct format *format, const char *path)
+{
+    for (size_t i = 0; formats[i]; i++)
+        if (formats[i] != format && format_names_file(formats[i]->id, path))
+            return fail(RSD_EINVAL,
+                        "%s is named like a %s file, but the output is %s; choose another name or "
+                        "format",
+                        path, formats[i]->name, format->name);
+    return RSD_OK;
+}
+
 /* ---- finding out ---- */
 
 /* What the surest format says of the files in a directory. */

@@ -314,9 +314,8 @@ static rsd_status safetensors_place(struct manifest *manifest)
 
 /* ---- the writer ---- */
 
-static rsd_status safetensors_check(const rsd_convert_options *options, bool one_file)
+static rsd_status safetensors_check(const rsd_convert_options *options)
 {
-    (void)one_file;
     return options->compress ? fail(RSD_EINVAL, "safetensors output cannot be compressed") : RSD_OK;
 }
 
@@ -342,7 +341,10 @@ static rsd_status safetensors_finish(const struct manifest *manifest, struct sto
                : RSD_OK;
 }
 
+static const char *const suffixes[] = {".safetensors", NULL};
+
 const struct format_writer safetensors_writer = {.marker = "model.safetensors.index.json",
+                                                 .file_suffixes = suffixes,
                                                  .suffix_until_complete = ".part",
                                                  .wide_first = true,
                                                  .fills_files = true,

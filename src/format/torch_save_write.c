@@ -269,9 +269,8 @@ static rsd_status torch_save_place(struct manifest *manifest)
     return saved_place_files(manifest);
 }
 
-static rsd_status torch_save_check(const rsd_convert_options *options, bool one_file)
+static rsd_status torch_save_check(const rsd_convert_options *options)
 {
-    (void)one_file;
     if (options->compress)
         return fail(RSD_EINVAL, "torch.save output cannot be compressed");
     return options->every_replica ? fail(RSD_EINVAL, "torch.save output has whole tensors only")

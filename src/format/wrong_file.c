@@ -1,5 +1,9 @@
 /* wrong_file.c - says what a file is that cannot be read as a checkpoint: a pointer of Git LFS, the start of a file
- * whose rest is missing, an archive of TorchScript or NumPy, or the files of a save that did not finish. */
+ * whose rest is missing, an archive of TorchScript or NumPy, or the files of a save that did not finish.
+ *
+ * Some of it is seen when a checkpoint is opened. Files that only the catalog names are checked before they are read:
+ * where their last extent ends, they must have that many bytes.
+ */
 #include "format.h"
 
 #include <stdio.h>
@@ -8,6 +12,8 @@
 enum { START_NBYTES = 64, END_NBYTES = 1 << 16, MOST_LOOKED_AT = 64 };
 
 static const char lfs_start[] = "version https://git-lfs.github.com/spec/";
+static const char lfs_cause[] = "this is a pointer of Git LFS, not the file itself; run 'git lfs "
+                                "pull' in its directory";
 
 /* Returns whether bytes begin with a text. */
 static bool begins_with(const char *bytes, size_t n, const char *text, size_t length)
@@ -49,8 +55,7 @@ static const char *explain_file(struct store *store, uint32_t file)
     if (store_read(store, file, 0, start, n))
         return NULL;
     if (begins_with(start, n, lfs_start, sizeof lfs_start - 1))
-        return "this is a pointer of Git LFS, not the file itself; run 'git lfs pull' in its "
-               "directory";
+        return lfs_cause;
     if (begins_with(start, n, "\x93NUMPY", 6))
         return "this is an array of NumPy, not a checkpoint";
     if (begins_with(start, n, "PK\3\4", 4))
@@ -75,6 +80,120 @@ rsd_status format_explain_failure(struct store *store, rsd_status status)
     }
     return fail(status, "%s", error);
 }
+
+/* ---- files that the catalog names ---- */
+
+/* Returns the catalog of what is in the files. */
+static const struct catalog *stored_catalog(const rsd_checkpoint *checkpoint)
+{
+    return checkpoint->derivation ? derive_stored(checkpoint) : &checkpoint->catalog;
+}
+
+uint64_t extent_end(const struct extent *extent)
+{
+    bool known = extent->kind == EXTENT_DENSE || extent->kind == EXTENT_ITEM;
+    return known && extent->nbytes <= UINT64_MAX - extent->offset ? extent->offset + extent->nbytes
+                                                                  : 0;
+}
+
+static void add_end(uint64_t *ends, const struct extent *extent)
+{
+    uint64_t end = extent_end(extent);
+    if (end > ends[extent->file])
+        ends[extent->file] = end;
+}
+
+rsd_status format_find_ends(const rsd_checkpoint *checkpoint, uint64_t **ends)
+{
+    const struct catalog *stored = stored_catalog(checkpoint), *catalog = &checkpoint->catalog;
+    uint64_t *found = mem_new((size_t)checkpoint->store->names.n + 1, sizeof *found);
+    if (!found)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < stored->nextents; i++)
+        if (stored->extents[i].kind != EXTENT_NONE)
+            add_end(found, &stored->extents[i]);
+    for (size_t i = 0; i < catalog->nvalues; i++)
+        if (catalog->values[i].extent.kind != EXTENT_NONE)
+            add_end(found, &catalog->values[i].extent);
+    *ends = found;
+    return RSD_OK;
+}
+
+/* The first names of what a file should have and does not. */
+struct lost_names {
+    struct text names;
+    size_t n;
+};
+
+static void add_lost_name(struct lost_names *lost, const char *name)
+{
+    enum { MOST_LOST = 3 };
+    if (lost->n++ < MOST_LOST)
+        text_add(&lost->names, "%s%.300s", lost->n > 1 ? ", " : "", name);
+    else if (lost->n == MOST_LOST + 1)
+        text_add(&lost->names, ", ...");
+}
+
+/* Lists the tensors and values of a file that lie behind its end. */
+static void list_lost(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t nbytes,
+                      struct lost_names *lost)
+{
+    const struct catalog *stored = stored_catalog(checkpoint), *catalog = &checkpoint->catalog;
+    for (size_t t = 0; t < stored->ntensors; t++) {
+        const struct stored_tensor *tensor = &stored->tensors[t];
+        for (size_t box = 0; box < tensor->nboxes; box++) {
+            const struct extent *extent = &stored->extents[tensor->first_extent + box];
+            if (extent->kind != EXTENT_NONE && extent->file == file &&
+                extent_end(extent) > nbytes) {
+                add_lost_name(lost, tensor->name);
+                break;
+            }
+        }
+    }
+    for (size_t i = 0; i < catalog->nvalues; i++) {
+        const struct extent *extent = &catalog->values[i].extent;
+        if (extent->kind != EXTENT_NONE && extent->file == file && extent_end(extent) > nbytes)
+            add_lost_name(lost, catalog->values[i].name);
+    }
+}
+
+static bool is_lfs_pointer(struct store *store, uint32_t file, uint64_t nbytes)
+{
+    char start[sizeof lfs_start];
+    return nbytes >= sizeof start && store_read(store, file, 0, start, sizeof start) == RSD_OK &&
+           begins_with(start, sizeof start, lfs_start, sizeof lfs_start - 1);
+}
+
+rsd_status format_check_file(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t end)
+{
+    struct store *store = checkpoint->store;
+    uint64_t nbytes = 0;
+    struct lost_names lost = {0};
+    struct text cause = {0};
+    rsd_status status = store_stat(store, file, &nbytes, NULL);
+    if (!status && nbytes >= end)
+        return RSD_OK;
+    if (status)
+        text_add(&cause, "%s", rsd_error());
+    else if (is_lfs_pointer(store, file, nbytes))
+        text_add(&cause, "%s", lfs_cause);
+    else
+        text_add(&cause,
+                 "the file is cut short, at %llu of at least %llu bytes; copy or download it again",
+                 (unsigned long long)nbytes, (unsigned long long)end);
+    list_lost(checkpoint, file, status ? 0 : nbytes, &lost);
+    if (cause.failed || lost.names.failed)
+        status = fail(RSD_ENOMEM, "no memory for a message");
+    else
+        status = fail(status ? status : RSD_EFORMAT, "%s; %zu tensor%s cannot be read: %s",
+                      cause.chars, lost.n, lost.n == 1 ? " or value" : "s and values",
+                      lost.n ? lost.names.chars : "none");
+    text_drop(&cause);
+    text_drop(&lost.names);
+    return store_fail_in(store, file, status);
+}
+
+/* ---- directories ---- */
 
 /* Whether a name is that of a data file of DCP, such as __3_0.distcp. */
 static bool is_data_file(const char *name)

@@ -79,6 +79,9 @@ static rsd_status set_paths(struct local_output *output, const char *path)
     while (last > path && last[-1] != '/')
         last--;
     struct slice name = {last, (size_t)(path + n - last)};
+    if (strcmp(path, "-") == 0)
+        return fail(RSD_EINVAL, "'-' is not a path, and a checkpoint cannot be written to standard "
+                                "output; write ./- if a directory of this name is meant");
     if (name.nbytes == 0 || slice_is(name, ".") || slice_is(name, ".."))
         return fail(RSD_EINVAL, "'%s' is not a valid output path", path);
     output->nparent = (size_t)(last - path);

@@ -41,9 +41,21 @@ static bool is_scattered(const struct source *source)
     return loops.n > 0 && loops.run < SHORT_RUN;
 }
 
-/* Names the file and the tensor in the last error. */
+/* Names the file and the tensor in the last error. If the file is too short for the tensor, that is the error. */
 static rsd_status fail_in_source(const struct source *source, rsd_status status)
 {
+    const rsd_checkpoint *checkpoint = source->checkpoint;
+    const struct catalog *catalog = &checkpoint->catalog;
+    size_t extent = catalog->tensors[source->tensor].first_extent + source->box;
+    char *error = status == RSD_EFORMAT ? text_copy(rsd_error()) : NULL;
+    if (error) {
+        rsd_status cause =
+            format_check_file(checkpoint, source->file, extent_end(&catalog->extents[extent]));
+        if (!cause)
+            error_set("%s", error);
+        mem_free(error);
+        TRY(cause);
+    }
     return store_fail_in(source->checkpoint->store, source->file,
                          fail_in(status, "%.300s: ", source->name));
 }

@@ -16,10 +16,23 @@ head -c 30 whole.safetensors > head.safetensors
 for file in cut.pt cut.safetensors head.safetensors empty.pt; do try inspect $file; done
 cp -r "$in" cut
 truncate -s 5000 cut/__1_0.distcp
-reshard verify cut --threads 1 | sed 's/behind: .*/behind: .../'
+by_cause() {
+    try verify cut --threads 1
+    try merge cut x
+    try plan cut --mesh 2 --preset fsdp
+    try digest cut --threads 1
+    try diff cut "$in" --threads 1
+    try extract cut model.up.weight x.npy
+    try extract cut model.up.weight '--slice=[0]' x.npy
+    rm x.npy
+}
+by_cause
+echo "# a pointer of Git LFS, and a file that is missing, among the data files"
+cp lfs.bin cut/__1_0.distcp
+by_cause
 rm cut/__1_0.distcp
-try verify cut --threads 1
-reshard verify cut --json | grep -c '__1_0.distcp: .*: No such file'
+by_cause
+reshard verify cut --json | grep -c '__1_0.distcp: No such file'
 echo "# other archives"
 reshard extract "$in" model.up.bias model.pos a.npz
 reshard extract "$in" model.up.bias b.npy
@@ -34,3 +47,19 @@ reshard convert "$in" plain -q --only '^model' --strip-prefix model.
 try extract plain model.up.bias x.npy
 try extract plain nosuch x.npy
 try convert "$in" nosuch/deep/x
+echo "# misspelled verbs, options and words"
+try mrege a b
+try frobnicate
+try merge a b --vreify
+try merge a b --max 3GB
+try convert a b --mesh tp=4 --prest llama-tp
+try convert a b --mesh tp=4 --preset lama-tp
+try plan 'f32[8,8] : 4:S0 -> 4:S1' --pices
+try diff a b --rotl 1
+try inspect a --regoin x
+try plan 'flaot32[8,8] : 4:S0 -> 4:S1'
+try inspect "$in" --names megatron-lama
+echo "# heads"
+try merge "$in" x --heads 6
+try inspect "$in" --heads 6
+try convert "$in" x --mesh 2 --preset llama-tp --heads 4,6

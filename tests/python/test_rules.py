@@ -87,6 +87,48 @@ class Rules(unittest.TestCase):
         self.assertEqual(found["model.layers.0.norm.weight"], (1, (6,)))
         self.assertEqual(reshard.diff(out, self.path), [])
 
+    def test_refused_as_the_command(self):
+        """outputs and sizes that cannot be meant are refused, and .pt is a file of torch.save"""
+        with self.assertRaisesRegex(reshard.InvalidError, "'-' is not a path"):
+            reshard.merge(self.path, "-")
+        for call, options in ((reshard.convert, {"format": "dcp"}), (reshard.convert, {"format": "safetensors"}),
+                              (reshard.split, {"mesh": 2, "default": "R"})):
+            with self.assertRaisesRegex(reshard.InvalidError, "out.pt is named like a torch.save file"):
+                call(self.path, self.out("out.pt"), **options)
+            self.assertFalse(os.path.exists(self.out("out.pt")))
+        with self.assertRaisesRegex(reshard.InvalidError, "is named like a safetensors file"):
+            reshard.convert(self.path, self.out("out.safetensors"), format="dcp")
+        for options in ({"max_shard_size": 5}, {"max_shard_size": "5"}, {"max_memory": 256}, {"max_nbytes": " 1 "}):
+            with self.assertRaisesRegex(reshard.InvalidError, "bytes; add a unit: "):
+                reshard.merge(self.path, self.out(), **options)
+        with self.assertRaises(ValueError):
+            reshard.merge(self.path, self.out(), max_shard_size="5 bananas")
+        reshard.merge(self.path, self.out(), max_shard_size="300B", max_memory=1 << 20)
+        out = self.out("out.pt")
+        reshard.merge(self.path, out, verify=True)
+        self.assertTrue(os.path.isfile(out))
+        with reshard.open(out) as checkpoint:
+            self.assertEqual(checkpoint.format, "torch.save")
+            self.assertIn("layers.0.norm.weight", checkpoint)
+
+    def test_heads_and_experts(self):
+        """heads are those of the caller, and experts are distributed over the axis ep"""
+        with self.assertRaisesRegex(reshard.MismatchError, "3 attention heads cannot be divided among 2 ranks"):
+            reshard.split(self.path, self.out(), mesh="tp=2", preset="llama-tp", heads=3)
+        with self.assertRaisesRegex(reshard.InvalidError, "must be N or N,K"):
+            reshard.split(self.path, self.out(), mesh="tp=2", preset="llama-tp", heads=(2, 4))
+        with self.assertRaisesRegex(reshard.InvalidError, "heads needs a preset"):
+            reshard.split(self.path, self.out(), mesh="tp=2", default="R", heads=(4, 2))
+        with self.assertRaisesRegex(reshard.InvalidError, "need names"):
+            reshard.open(self.path, heads=4)
+        reshard.convert(self.path, self.out(), mesh="tp=2", preset="llama-tp", heads=(4, 2))
+        path = self.out()
+        reshard.save(path, {f"mlp.experts.{i}.w1.weight": np.full((4, 2), i, "f4") for i in range(6)})
+        reshard.split(path, self.out(), mesh="ep=2,tp=2", preset="moe-tp")
+        with reshard.open(os.path.join(self.made, "out", "rank-00003-of-00004.safetensors")) as checkpoint:
+            self.assertEqual(list(checkpoint), [f"mlp.experts.{i}.w1.weight" for i in (3, 4, 5)])
+            self.assertEqual(checkpoint["mlp.experts.4.w1.weight"][2:].tolist(), [[4, 4], [4, 4]])
+
     def test_same_words(self):
         """axes and placements are those of the command, expressions those of Python"""
         out = self.out()
@@ -289,9 +331,8 @@ class Rules(unittest.TestCase):
         """sizes with units"""
         from reshard.local import size
         for text, right in (("256MB", 256000000), ("1GiB", 1 << 30), ("5GB", 5 * 10 ** 9), ("0.5 KiB", 512),
-                            ("17", 17), (9, 9), (None, 0), ("2k", 2000)):
+                            ("1700", 1700), (1000, 1000), ("9B", 9), (None, 0), (0, 0), ("2k", 2000)):
             self.assertEqual(size(text), right)
-
 
     def test_heads(self):
         """presets do not cut the heads of config.json, and copy KV heads where that is asked for"""

@@ -155,7 +155,7 @@ class Trainers(unittest.TestCase):
         with worlds.Folder() as folder:
             torch.save(state, folder("x.pt"))
             reshard.convert(folder("x.pt"), folder("one.pt"))
-            reshard.convert(folder("x.pt"), folder("many"), format="torch.save", max_shard_size=100)
+            reshard.convert(folder("x.pt"), folder("many"), format="torch.save", max_shard_size="100B")
             found = {"one": torch.load(folder("one.pt"), weights_only=True), "many": {}}
             for name in sorted(os.listdir(folder("many"))):
                 if name.endswith(".bin"):
