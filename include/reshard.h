@@ -91,7 +91,7 @@ const char *rsd_version(void);
 /* Frees text or a list that a call returned through a pointer. Accepts NULL. */
 void rsd_free(void *returned);
 
-/* Returns the word that a misspelled text is likely to mean, in any case; NULL: none is near. For messages, as the
+/* Returns the word that a misspelled text is likely to mean, in any case; NULL: none is similar. For messages, as the
  * library's own. Since 0.2. */
 const char *rsd_nearest_word(const char *text, size_t nwords, const char *const *words);
 

@@ -71,7 +71,7 @@ struct rsd_rules {
     const struct preset *preset;
     bool with_fsdp;            /* the preset also shards over axes that are not for tensors */
     int64_t nheads, nkv_heads; /* of the caller or the config; 0: not known */
-    bool has_heads;            /* the caller said it */
+    bool has_heads;            /* they are the caller's */
     bool replicate_kv;         /* ranks may share a KV head */
     struct rule *list;         /* by source; in the order in which they were added */
     size_t n, capacity;

@@ -1,7 +1,7 @@
 /* wrong_file.c - says what a file is that cannot be read as a checkpoint: a pointer of Git LFS, the start of a file
  * whose rest is missing, an archive of TorchScript or NumPy, or the files of a save that did not finish.
  *
- * Some of it is seen when a checkpoint is opened. Files that only the catalog names are checked before they are read:
+ * Some of it shows when a checkpoint is opened. Files that only the catalog names are checked before they are read:
  * where their last extent ends, they must have that many bytes.
  */
 #include "format.h"

@@ -60,7 +60,7 @@ model '{}' b.experts.0.w1.weight:8,4 b.experts.0.w2.weight:4,8 b.gate.weight:2,4
 boxes --mesh tp=2 --preset moe-tp
 boxes --mesh ep=2,tp=2 --preset qwen-tp --only 'gate_up|w1'
 echo "# experts that are tensors of their own, over an axis for experts"
-held() { # the ranks and boxes of each expert
+owners() { # the ranks and boxes of each expert
     rm -rf out
     reshard split m out -q "$@" || { echo "exit $?"; return; }
     for tensor in $(reshard inspect out --json | sed -n 's/.*"name": "\([^"]*\)", "dtype".*/\1/p'); do
@@ -69,10 +69,10 @@ held() { # the ranks and boxes of each expert
     try diff m out
 }
 model '{}' l.gate.weight:3,4 l.experts.0.w1.weight:8,4 l.experts.1.w1.weight:8,4 l.experts.2.w1.weight:8,4 l.experts.2.w2.weight:4,8 l.experts.1.down_proj.bias:4 l.shared_experts.0.up_proj.weight:8,4
-held --mesh ep=2 --preset moe-tp
-held --mesh ep=3,tp=2 --preset moe-tp
-held --mesh tp=2,EP=2 --preset qwen-tp --only w1
-held --mesh dp=2,ep=2 --preset fsdp+moe-tp
+owners --mesh ep=2 --preset moe-tp
+owners --mesh ep=3,tp=2 --preset moe-tp
+owners --mesh tp=2,EP=2 --preset qwen-tp --only w1
+owners --mesh dp=2,ep=2 --preset fsdp+moe-tp
 try convert m dcp-experts --format dcp --mesh dp=2,ep=3 --preset moe-tp -q --verify
 try merge dcp-experts out --force -q
 try diff m out
