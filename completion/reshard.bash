@@ -52,7 +52,7 @@ _reshard()
     fi
     case $before in
     --format) mapfile -t COMPREPLY < <(compgen -W "dcp safetensors torch.save fsdp" -- "$current") ;;
-    --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp qwen-tp moe-tp gpt2-tp bert-tp fsdp+llama-tp fsdp+qwen-tp fsdp+moe-tp fsdp+gpt2-tp fsdp+bert-tp replicate" -- "$current") ;;
+    --preset) mapfile -t COMPREPLY < <(compgen -W "fsdp hsdp llama-tp moe-tp qwen-tp gpt2-tp bert-tp fsdp+llama-tp fsdp+moe-tp fsdp+qwen-tp fsdp+gpt2-tp fsdp+bert-tp replicate" -- "$current") ;;
     --compress) mapfile -t COMPREPLY < <(compgen -W "none zstd" -- "$current") ;;
     --dtype) mapfile -t COMPREPLY < <(compgen -W "model" -- "$current") ;;
     --cast) mapfile -t COMPREPLY < <(compgen -W "bf16 f16 f32 f64" -- "$current") ;;

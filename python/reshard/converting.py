@@ -179,8 +179,8 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
     config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it
 
     The other keywords are those of `convert`: place, rules, preset, default, heads, replicate_kv_heads, only, exclude,
-    rename, strip_prefix, cast, overwrite, force, resume, dry_run, verify, pool, threads, max_nbytes, max_memory, progress,
-    transport, timeout, storage, reflink, unchecked, torch_places."""
+    rename, strip_prefix, cast, overwrite, force, resume, dry_run, verify, pool, threads, max_nbytes, max_memory,
+    progress, transport, timeout, storage, reflink, unchecked, torch_places."""
     if mesh is None:
         raise InvalidError("split needs a mesh, such as mesh='tp=4'")
     with opened(source, storage) as checkpoint:

@@ -130,8 +130,8 @@ class Local:
 
 
 def size(text: Size) -> int:
-    """Returns bytes from a number, or a text such as "256MB", "5GB", "1GiB"; 0 for None. A small number without a unit is
-    refused, as in the command: more is meant."""
+    """Returns bytes from a number, or a text such as "256MB", "5GB", "1GiB"; 0 for None. A small number without a unit
+    is refused, as in the command: more is meant."""
     if not text:
         return 0
     if str(text).strip().isdecimal() and 0 < int(text) < 1000:
