@@ -154,7 +154,8 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
             warnings.warn(f"{os.fsdecode(out)} has no config.json, without which transformers builds a default model; "
                           "copy that of the model with config_from", stacklevel=2)
         return convert(
-            checkpoint, out, format="torch.save" if torch_file else "safetensors", part="" if all or everything else None, side_files=files,
+            checkpoint, out, format="torch.save" if torch_file else "safetensors",
+            part="" if all or everything else None, side_files=files,
             adapter="adapter_config.json" in names and "config.json" not in names, max_shard_size=max_shard_size,
             only=only, exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite,
             force=force, resume=resume, dry_run=dry_run, verify=verify, pool=pool, threads=threads,
