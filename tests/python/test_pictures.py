@@ -25,12 +25,22 @@ class Pictures(unittest.TestCase):
         self.assertIn("f32[10,6] @ dp=2,tp=2 : S(0),R", found)
         self.assertIn("0-1", found)
         self.assertIn("2-3", found)
-        self.assertIn("dim 0: 10", found)
+        for text in ("240 B in all; 4 ranks, each with 120 B; each element 2 times", "dim 0", "dim 1", "10", "6",
+                     "ranks 0-1: 120 B each", "ranks 2-3: 120 B each"):
+            self.assertIn(text, found)
         self.assertEqual(svg.count("<title>"), 2)
         self.assertIn("[5:10, 0:6] on 2-3", svg)
         self.assertEqual(reshard.Layout("f32[9,8] @ 2x2 : S0,S1")._repr_svg_().count("<title>"), 4)
         self.assertEqual(reshard.Layout("f32[16,4] @ 4 : C(0,2)")._repr_svg_().count("<title>"), 8)
         self.assertIn("dims 0 and 2 of 3", reshard.Layout("f32[4,5,6] @ 2x3 : S0,S2")._repr_svg_())
+        found = texts(reshard.Layout("bf16[5] @ 40 ranks=40-79 : S0")._repr_svg_())
+        self.assertEqual([text for text in found if text.startswith("rank")], [f"rank {40 + i}: 2 B" for i in range(5)])
+        self.assertIn("10 B in all; 40 ranks, each with 0 B to 2 B; each element once", found)
+        self.assertIn("... and 8 more", texts(reshard.Layout("bf16[40] @ 40 : S0")._repr_svg_()))
+        found = texts(reshard.Layout("f64[16,4] @ 2 : C(0,2)")._repr_svg_())
+        self.assertIn("rank 1: 256 B in 4 boxes", found)
+        found = texts(reshard.Layout("f64[4] @ { 0:2 | 1:3 }")._repr_svg_())
+        self.assertTrue(any(text.endswith("some elements on no rank") for text in found), found)
         for text in ("f32[] @ 4 : R", "f32[5] @ 2 : S0", "f32[4,4] @ { 0:2 | 2:4,0:2; 0:2,1:2 }"):
             texts(reshard.Layout(text)._repr_svg_())
         self.assertIsNone(reshard.Layout("f32[100000] @ 5000 : S0")._repr_svg_())
