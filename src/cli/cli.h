@@ -262,6 +262,7 @@ long long cli_default_threads(void);
 /* End the process if they cannot allocate. */
 void *cli_need_memory(void *memory);
 char *cli_new_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+char *cli_new_box_text(const rsd_box *box); /* "[0:4, 8:16]" */
 
 /* ---- progress.c ---- */
 
@@ -404,6 +405,22 @@ void draw_add_traffic(struct traffic *traffic, int64_t from, int64_t to, double 
 rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct traffic *traffic);
 void draw_free_traffic(struct traffic *traffic);
 rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
+
+/* The files that are shown, in the order of the numbers in their names. */
+struct file_list {
+    const rsd_checkpoint *checkpoint;
+    struct listed_file {
+        const char *name;
+        int64_t file, nbytes, nboxes;
+    } * list;
+    size_t n;
+    int64_t *position; /* in the list, by file */
+    int64_t nbytes;    /* of all files */
+};
+
+/* Lists the files that have boxes of one tensor, or of all (-1). */
+void draw_list_files(struct file_list *files, const rsd_checkpoint *checkpoint, int64_t tensor);
+void draw_drop_files(struct file_list *files);
 
 /* The file of each box of a stored tensor, in two of its dims. */
 rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tensor);

@@ -236,3 +236,17 @@ long long cli_default_threads(void)
         n = CPU_COUNT(&own);
     return n < 1 ? 1 : n > 16 ? 16 : n;
 }
+
+char *cli_new_box_text(const rsd_box *box)
+{
+    char *text = cli_new_text("[");
+    for (int32_t d = 0; d < box->ndim; d++) {
+        char *longer = cli_new_text("%s%s%lld:%lld", text, d ? ", " : "", (long long)box->lo[d],
+                                    (long long)(box->lo[d] + box->len[d]));
+        free(text);
+        text = longer;
+    }
+    char *closed = cli_new_text("%s]", text);
+    free(text);
+    return closed;
+}

@@ -391,6 +391,31 @@ static int list_checkpoint(const struct inspection *request, rsd_checkpoint *che
     return code;
 }
 
+/* Prints the box, file, offset and size of each stored box. */
+static void print_box_lines(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t nboxes)
+{
+    enum { MOST_LINES = 64 };
+    int64_t n = nboxes < MOST_LINES ? nboxes : MOST_LINES;
+    char *boxes[MOST_LINES];
+    int width = 0;
+    for (int64_t i = 0; i < n; i++) {
+        rsd_extent stored = need_extent(checkpoint, tensor, i);
+        boxes[i] = cli_new_box_text(&stored.box);
+        widen_column(&width, cli_text_width(boxes[i]), MOST_NAME_WIDTH);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        rsd_extent stored = need_extent(checkpoint, tensor, i);
+        const char *file = rsd_checkpoint_file(checkpoint, stored.file);
+        printf("  ");
+        cli_print_padded(stdout, boxes[i], width);
+        printf("  %s, byte %llu, %s\n", file ? cli_plain_text(file) : "no file",
+               (unsigned long long)stored.offset, cli_size_text((int64_t)stored.nbytes));
+        free(boxes[i]);
+    }
+    if (nboxes > n)
+        printf("  ... and %lld more\n", (long long)(nboxes - n));
+}
+
 /* ---- one tensor ---- */
 
 static int inspect_tensor(const struct inspection *request, rsd_checkpoint *checkpoint)
@@ -415,18 +440,7 @@ static int inspect_tensor(const struct inspection *request, rsd_checkpoint *chec
     listing.tensors = &index;
     measure_columns(&listing);
     print_tensor_line(&listing, &tensor, 0, tensor.name);
-    for (int64_t i = 0; i < tensor.nboxes && i < 64; i++) {
-        rsd_extent stored = need_extent(checkpoint, index, i);
-        const char *file = rsd_checkpoint_file(checkpoint, stored.file);
-        printf("  [");
-        for (int32_t d = 0; d < stored.box.ndim; d++)
-            printf("%s%lld:%lld", d ? ", " : "", (long long)stored.box.lo[d],
-                   (long long)(stored.box.lo[d] + stored.box.len[d]));
-        printf("]  %s, byte %llu, %s\n", file ? cli_plain_text(file) : "no file",
-               (unsigned long long)stored.offset, cli_size_text((int64_t)stored.nbytes));
-    }
-    if (tensor.nboxes > 64)
-        printf("  ... and %lld more\n", (long long)tensor.nboxes - 64);
+    print_box_lines(checkpoint, index, tensor.nboxes);
     return cli_fail_status("inspect", draw_boxes(stdout, checkpoint, index));
 }
 

@@ -118,15 +118,57 @@ rsd_status draw_traffic(FILE *out, const rsd_plan *plan)
 
 /* ---- boxes ---- */
 
+static int by_file_name(const void *a, const void *b)
+{
+    return strverscmp(((const struct listed_file *)a)->name, ((const struct listed_file *)b)->name);
+}
+
+void draw_list_files(struct file_list *files, const rsd_checkpoint *checkpoint, int64_t tensor)
+{
+    int64_t nfiles = rsd_checkpoint_nfiles(checkpoint);
+    files->checkpoint = checkpoint;
+    files->list = cli_need_memory(calloc((size_t)nfiles + 1, sizeof *files->list));
+    files->position = cli_need_memory(calloc((size_t)nfiles + 1, sizeof *files->position));
+    for (int64_t i = 0; i < nfiles; i++)
+        files->list[i] = (struct listed_file){rsd_checkpoint_file(checkpoint, i), i, 0, 0};
+    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        rsd_tensor_info info = {.struct_nbytes = sizeof info};
+        if ((tensor >= 0 && i != tensor) || rsd_checkpoint_tensor(checkpoint, i, &info))
+            continue;
+        for (int64_t k = 0; k < info.nboxes; k++) {
+            rsd_extent stored = {.struct_nbytes = sizeof stored};
+            if (rsd_checkpoint_box(checkpoint, i, k, &stored) || stored.file < 0)
+                continue;
+            files->list[stored.file].nboxes++;
+            files->list[stored.file].nbytes += (int64_t)stored.nbytes;
+            files->nbytes += (int64_t)stored.nbytes;
+        }
+    }
+    for (int64_t i = 0; i < nfiles; i++)
+        if (files->list[i].nboxes)
+            files->list[files->n++] = files->list[i];
+    qsort(files->list, files->n, sizeof *files->list, by_file_name);
+    for (size_t i = 0; i < files->n; i++)
+        files->position[files->list[i].file] = (int64_t)i;
+}
+
+void draw_drop_files(struct file_list *files)
+{
+    free(files->list);
+    free(files->position);
+}
+
 enum { MOST_COLUMNS = 64, MOST_ROWS = 20, MOST_LEGEND = 16 };
 
-static char mark_of_file(int64_t file)
+/* Returns the mark of a file: its number among those of the tensor, in the order of their names. */
+static char mark_of_file(const struct file_list *files, int64_t file)
 {
     static const char marks[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    return file < 0 ? '?' : marks[file % (int64_t)(sizeof marks - 1)];
+    return file < 0 ? '?' : marks[files->position[file] % (int64_t)(sizeof marks - 1)];
 }
 
 struct box_picture {
+    struct file_list files;        /* of the tensor */
     int32_t rows_dim, columns_dim; /* -1: the tensor has no such dim */
     int64_t nrows, ncolumns;
     char marks[MOST_ROWS][MOST_COLUMNS];
@@ -158,7 +200,7 @@ static void paint_box(struct box_picture *picture, const rsd_tensor_info *tensor
                     picture->ncolumns, &c0, &c1);
     for (int64_t r = r0; r < r1 && r < picture->nrows; r++)
         for (int64_t c = c0; c < c1 && c < picture->ncolumns; c++)
-            picture->marks[r][c] = mark_of_file(stored->file);
+            picture->marks[r][c] = mark_of_file(&picture->files, stored->file);
 }
 
 /* Chooses the first two dims that are sharded, else the last ones. */
@@ -204,40 +246,32 @@ static rsd_status open_box_picture(struct box_picture *picture, const rsd_checkp
     return status;
 }
 
-/* Prints which mark stands for which file, each file once. */
-static void print_legend(FILE *out, const rsd_checkpoint *checkpoint, int64_t index, int64_t nboxes)
+/* Prints which mark stands for which file. */
+static void print_legend(FILE *out, const struct file_list *files)
 {
-    int64_t listed[MOST_LEGEND];
-    for (int64_t i = 0, n = 0; i < nboxes && n < MOST_LEGEND; i++) {
-        rsd_extent stored = {.struct_nbytes = sizeof stored, .file = -1};
-        rsd_checkpoint_box(checkpoint, index, i, &stored);
-        bool known = stored.file < 0;
-        for (int64_t k = 0; k < n; k++)
-            known = known || listed[k] == stored.file;
-        if (known)
-            continue;
-        fprintf(out, "  %c = %s\n", mark_of_file(stored.file),
-                cli_plain_text(rsd_checkpoint_file(checkpoint, stored.file)));
-        listed[n++] = stored.file;
-    }
+    for (size_t i = 0; i < files->n && i < MOST_LEGEND; i++)
+        fprintf(out, "  %c = %s\n", mark_of_file(files, files->list[i].file),
+                cli_plain_text(files->list[i].name));
+    if (files->n > MOST_LEGEND)
+        fprintf(out, "  ... and %zu more files\n", files->n - MOST_LEGEND);
 }
 
 rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index)
 {
     rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-    struct box_picture picture;
+    struct box_picture picture = {.files = {0}};
     rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
     if (status || tensor.nbytes == 0)
         return status;
     status = open_box_picture(&picture, checkpoint, index, &tensor);
-    for (int64_t i = 0; i < tensor.nboxes && !status; i++) {
-        rsd_extent stored = {.struct_nbytes = sizeof stored};
-        status = rsd_checkpoint_box(checkpoint, index, i, &stored);
-        if (!status)
-            paint_box(&picture, &tensor, &stored);
-    }
     if (status)
         return status;
+    draw_list_files(&picture.files, checkpoint, index);
+    for (int64_t i = 0; i < tensor.nboxes; i++) {
+        rsd_extent stored = {.struct_nbytes = sizeof stored};
+        if (rsd_checkpoint_box(checkpoint, index, i, &stored) == RSD_OK)
+            paint_box(&picture, &tensor, &stored);
+    }
     fprintf(out, "\nfile of each element");
     if (picture.rows_dim >= 0)
         fprintf(out, ": dim %d down, dim %d across", (int)picture.rows_dim,
@@ -247,6 +281,7 @@ rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index
     fputc('\n', out);
     for (int64_t r = 0; r < picture.nrows; r++)
         fprintf(out, "  %.*s\n", (int)picture.ncolumns, picture.marks[r]);
-    print_legend(out, checkpoint, index, tensor.nboxes);
+    print_legend(out, &picture.files);
+    draw_drop_files(&picture.files);
     return RSD_OK;
 }

@@ -18,59 +18,6 @@ enum {
     MOST_PARTS = 20000 /* boxes that are shown one by one */
 };
 
-/* The files that are shown, in the order of the numbers in their names. */
-struct file_list {
-    const rsd_checkpoint *checkpoint;
-    struct listed_file {
-        const char *name;
-        int64_t file, nbytes, nboxes;
-    } * list;
-    size_t n;
-    int64_t *position; /* in the list, by file */
-    int64_t nbytes;    /* of all files */
-};
-
-static int by_file_name(const void *a, const void *b)
-{
-    return strverscmp(((const struct listed_file *)a)->name, ((const struct listed_file *)b)->name);
-}
-
-/* Lists the files that have boxes of one tensor, or of all (-1). */
-static void list_files(struct file_list *files, const rsd_checkpoint *checkpoint, int64_t tensor)
-{
-    int64_t nfiles = rsd_checkpoint_nfiles(checkpoint);
-    files->checkpoint = checkpoint;
-    files->list = cli_need_memory(calloc((size_t)nfiles + 1, sizeof *files->list));
-    files->position = cli_need_memory(calloc((size_t)nfiles + 1, sizeof *files->position));
-    for (int64_t i = 0; i < nfiles; i++)
-        files->list[i] = (struct listed_file){rsd_checkpoint_file(checkpoint, i), i, 0, 0};
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor_info info = {.struct_nbytes = sizeof info};
-        if ((tensor >= 0 && i != tensor) || rsd_checkpoint_tensor(checkpoint, i, &info))
-            continue;
-        for (int64_t k = 0; k < info.nboxes; k++) {
-            rsd_extent stored = {.struct_nbytes = sizeof stored};
-            if (rsd_checkpoint_box(checkpoint, i, k, &stored) || stored.file < 0)
-                continue;
-            files->list[stored.file].nboxes++;
-            files->list[stored.file].nbytes += (int64_t)stored.nbytes;
-            files->nbytes += (int64_t)stored.nbytes;
-        }
-    }
-    for (int64_t i = 0; i < nfiles; i++)
-        if (files->list[i].nboxes)
-            files->list[files->n++] = files->list[i];
-    qsort(files->list, files->n, sizeof *files->list, by_file_name);
-    for (size_t i = 0; i < files->n; i++)
-        files->position[files->list[i].file] = (int64_t)i;
-}
-
-static void drop_file_list(struct file_list *files)
-{
-    free(files->list);
-    free(files->position);
-}
-
 /* ---- one tensor ---- */
 
 struct tensor_page {
@@ -81,20 +28,6 @@ struct tensor_page {
     int32_t down, across; /* dims; -1: none */
     double height;
 };
-
-static char *print_box_text(const rsd_box *box)
-{
-    char *text = cli_new_text("[");
-    for (int32_t d = 0; d < box->ndim; d++) {
-        char *longer = cli_new_text("%s%s%lld:%lld", text, d ? ", " : "", (long long)box->lo[d],
-                                    (long long)(box->lo[d] + box->len[d]));
-        free(text);
-        text = longer;
-    }
-    char *closed = cli_new_text("%s]", text);
-    free(text);
-    return closed;
-}
 
 /* Draws a box of a tensor in the color of its file, with a label if it fits. */
 static void print_tensor_box(FILE *out, const struct tensor_page *page, const rsd_extent *stored)
@@ -110,7 +43,7 @@ static void print_tensor_box(FILE *out, const struct tensor_page *page, const rs
         box[3] = page->height * (double)stored->box.len[page->down] / (double)shape[page->down];
     }
     const char *file = rsd_checkpoint_file(page->files.checkpoint, stored->file);
-    char *where = print_box_text(&stored->box);
+    char *where = cli_new_box_text(&stored->box);
     char *text = cli_new_text("%s in %s, %s", where, file ? file : "no file",
                               cli_size_text((int64_t)stored->nbytes));
     char *fill = cli_new_text(
@@ -221,7 +154,7 @@ static rsd_status print_box_table(FILE *out, const void *context)
         rsd_extent stored = {.struct_nbytes = sizeof stored};
         status = rsd_checkpoint_box(page->files.checkpoint, page->tensor, i, &stored);
         const char *file = rsd_checkpoint_file(page->files.checkpoint, stored.file);
-        char *where = print_box_text(&stored.box);
+        char *where = cli_new_box_text(&stored.box);
         fprintf(out, "<tr><td>%s</td><td class=\"text\">", where);
         page_print_xml(out, file ? cli_plain_text(file) : "no file");
         fprintf(out, "</td><td>%llu</td><td>%s</td></tr>\n", (unsigned long long)stored.offset,
@@ -250,13 +183,13 @@ rsd_status page_write_boxes(const char *path, bool html, const char *checkpoint_
     page.height = page.height < LEAST_HEIGHT  ? LEAST_HEIGHT
                   : page.height > MOST_HEIGHT ? MOST_HEIGHT
                                               : page.height;
-    list_files(&page.files, checkpoint, tensor);
+    draw_list_files(&page.files, checkpoint, tensor);
     status = page_write(path, html,
                         &(struct page_content){.title = cli_new_text("%s", page.info.name),
                                                .svg = print_tensor_svg,
                                                .table = print_box_table,
                                                .context = &page});
-    drop_file_list(&page.files);
+    draw_drop_files(&page.files);
     return status;
 }
 
@@ -351,7 +284,7 @@ static void print_bar_parts(FILE *out, struct checkpoint_page *page, double x, d
             at[bar] += box[2];
             if (bar >= MOST_BARS)
                 continue;
-            char *where = print_box_text(&stored.box);
+            char *where = cli_new_box_text(&stored.box);
             char *text = cli_new_text("%s %s of %s, %s", info.name, where,
                                       cli_tensor_text(info.dtype, info.ndim, info.shape),
                                       cli_size_text((int64_t)stored.nbytes));
@@ -475,7 +408,7 @@ rsd_status page_write_checkpoint(const char *path, bool html, const char *checkp
                                  const rsd_checkpoint *checkpoint)
 {
     struct checkpoint_page page = {.path = checkpoint_path, .checkpoint = checkpoint};
-    list_files(&page.files, checkpoint, -1);
+    draw_list_files(&page.files, checkpoint, -1);
     group_names(&page);
     rsd_status status = page_write(path, html,
                                    &(struct page_content){.title = cli_new_text("%s", page.path),
@@ -484,6 +417,6 @@ rsd_status page_write_checkpoint(const char *path, bool html, const char *checkp
                                                           .context = &page});
     for (size_t i = 0; i < page.ngroups; i++)
         free(page.groups[i].name);
-    drop_file_list(&page.files);
+    draw_drop_files(&page.files);
     return status;
 }
