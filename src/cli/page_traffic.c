@@ -56,7 +56,8 @@ static void measure_traffic(struct traffic_page *page)
         widest = width > widest ? width : widest;
         free(name);
     }
-    page->left = 48 + widest;
+    int least = page_text_width(page->received) + 16;
+    page->left = 48 + widest < least ? least : 48 + widest;
 }
 
 /* Prints one square: blue for bytes that move, green for bytes that stay. */
