@@ -77,7 +77,8 @@ char *slice_copy(struct slice slice)
 }
 
 enum {
-    MAX_WORD = 40,   /* characters that are compared */
+    MAX_WORD = 40,   /* characters that are compared, besides what both texts begin and end with */
+    MAX_EDITS = 3,   /* in a text that is similar */
     MAX_LISTED = 22, /* words in an error */
 };
 
@@ -85,7 +86,13 @@ enum {
  * other. */
 static size_t count_edits(const char *a, const char *b)
 {
-    size_t rows[3][MAX_WORD + 1] = {0}, na = strnlen(a, MAX_WORD), nb = strnlen(b, MAX_WORD);
+    size_t rows[3][MAX_WORD + 1] = {0}, na = strlen(a), nb = strlen(b);
+    while (na && nb && tolower((unsigned char)*a) == tolower((unsigned char)*b))
+        a++, b++, na--, nb--;
+    while (na && nb && tolower((unsigned char)a[na - 1]) == tolower((unsigned char)b[nb - 1]))
+        na--, nb--;
+    if (na > MAX_WORD || nb > MAX_WORD)
+        return SIZE_MAX;
     for (size_t j = 0; j <= nb; j++)
         rows[0][j] = j;
     for (size_t i = 1; i <= na; i++) {
@@ -110,7 +117,7 @@ const char *rsd_nearest_word(const char *text, size_t nwords, const char *const 
     size_t fewest = SIZE_MAX;
     for (size_t i = 0; i < nwords; i++) {
         size_t edits = count_edits(text, words[i]);
-        if (edits < fewest && 3 * edits <= strlen(words[i])) {
+        if (edits < fewest && edits <= MAX_EDITS && 3 * edits <= strlen(words[i])) {
             nearest = words[i];
             fewest = edits;
         }

@@ -243,7 +243,12 @@ rsd_status catalog_explain_missing(const struct catalog *catalog, const char *na
             return fail(RSD_EMISMATCH, "%s; names here lack %.*s", error,
                         (int)(strlen(name) - strlen(stored)), name);
     }
-    return RSD_EMISMATCH;
+    const char *nearest = NULL;
+    for (size_t i = 0; i < catalog->ntensors; i++) {
+        const char *words[] = {nearest ? nearest : "", catalog->tensors[i].name};
+        nearest = rsd_nearest_word(name, 2, words);
+    }
+    return nearest ? fail(RSD_EMISMATCH, "%s; did you mean %s?", error, nearest) : RSD_EMISMATCH;
 }
 
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index)

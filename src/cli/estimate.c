@@ -115,9 +115,10 @@ int estimate_print(const struct conversion *request, const rsd_checkpoint *in,
             printf(", \"estimate\": {\"seconds\": %.1f, \"read_rate\": %.0f, \"write_rate\": %.0f}",
                    seconds, reading, writing);
         else
-            printf("%-8s about %.*f s: %s reads %s/s, %s takes %s/s\n", "estimate",
-                   seconds < 10 ? 1 : 0, seconds, cli_plain_text(request->in),
-                   cli_size_text((int64_t)reading), cli_plain_text(directory),
+            printf("%-8s %s %.0f s: %s is read at %s/s, and %s written at %s/s\n", "estimate",
+                   seconds < 1 ? "less than" : "about", seconds < 1 ? 1 : seconds,
+                   cli_plain_text(request->in), cli_size_text((int64_t)reading),
+                   strcmp(directory, ".") == 0 ? "this directory" : cli_plain_text(directory),
                    cli_size_text((int64_t)writing));
     }
     free(file);

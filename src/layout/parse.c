@@ -183,9 +183,12 @@ static rsd_status parse_axis_placements(struct parser *p, const struct parsed_te
             status = placement_parse(p, tensor->ndim, &placements[n], &lists[n]);
         n++;
     } while (!status && scan_take(p, ","));
+    bool everywhere = !status && n == 1 && placements[0].kind == RSD_REPLICATE;
+    for (; everywhere && n < mesh->naxes; n++)
+        placements[n] = placements[0];
     if (!status && n < mesh->naxes)
-        status = fail(RSD_EINVAL, "column %d: %d placements, but the mesh has %d axes",
-                      scan_column(p, p->at), (int)n, (int)mesh->naxes);
+        status = fail(RSD_EINVAL, "column %d: %d placement%s, but the mesh has %d axes",
+                      scan_column(p, p->at), (int)n, n == 1 ? "" : "s", (int)mesh->naxes);
     if (!status)
         status = scan_at(
             p, begin,

@@ -46,6 +46,8 @@ try extract "$in" up.bias x.npy
 reshard convert "$in" plain -q --only '^model' --strip-prefix model.
 try extract plain model.up.bias x.npy
 try extract plain nosuch x.npy
+try extract plain up.bais x.npy
+try convert plain x --mesh dp=2,tp=2 --default R -q
 try convert "$in" nosuch/deep/x
 echo "# misspelled verbs, options and words"
 try mrege a b

@@ -47,7 +47,7 @@ json < plan.json
 try plan --rank 1 in --mesh 6
 try plan --mesh=6 --preset fsdp --no_picture in
 cp -r "$GOLDEN/fsdp2_adamw/ckpt" full
-reshard plan full out --estimate | sed -n 's/about .* s: /about N s: /; s|[0-9.]* [kMG]B/s|RATE|g; /^estimate/p'
+reshard plan full out --estimate | sed -n 's/estimate .* s: /estimate N s: /; s|[0-9.]* [kMG]B/s|RATE|g; /^estimate/p'
 reshard plan full --estimate --json | grep -c '"estimate": {"seconds": [0-9.]*, "read_rate": [0-9]*, "write_rate": [0-9]*}}$'
 try convert full out --estimate
 try plan full nosuch/out --estimate
