@@ -214,6 +214,31 @@ static void refuse_rules(void)
     rsd_rules_free(rules);
 }
 
+/* To match a name of 100 KB against such an expression would take minutes. */
+static void match_long_names(void)
+{
+    CASE("names that are too long to be matched");
+    enum { LENGTH = 100000 };
+    static const struct {
+        rsd_rule kind;
+        const char *text;
+    } cases[] = {{RSD_RULE_ONLY, ".*\\.weight$"},
+                 {RSD_RULE_EXCLUDE, ".*\\.weight$"},
+                 {RSD_RULE_RENAME, "s/.*\\.weight$/w/"}};
+    char *name = malloc(LENGTH + 1);
+    memset(name, '.', LENGTH);
+    name[LENGTH] = '\0';
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor, .name = name};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rsd_tensor_target target = {.struct_nbytes = sizeof target};
+        rsd_rules *rules = new_rules(NULL, NULL);
+        OK(rsd_rules_add(rules, cases[i].kind, cases[i].text));
+        FAILS(RSD_ELIMIT, "cannot be matched", rsd_rules_map(rules, &tensor, &target));
+        rsd_rules_free(rules);
+    }
+    free(name);
+}
+
 static void report_problems(void)
 {
     CASE("one message for a problem of many tensors");
@@ -404,6 +429,7 @@ int main(void)
     place_tensors();
     name_and_cast();
     refuse_rules();
+    match_long_names();
     report_problems();
     read_file();
     use_functions();

@@ -58,6 +58,16 @@ rsd_status expression_open(struct expression *expression, struct slice text, boo
     return status;
 }
 
+/* The time to match a name grows with the square of its length, and names come from files. */
+static rsd_status check_name_length(const char *name)
+{
+    enum { MAX_MATCHED_NBYTES = 2000 };
+    return strnlen(name, MAX_MATCHED_NBYTES + 1) <= MAX_MATCHED_NBYTES
+               ? RSD_OK
+               : fail(RSD_ELIMIT, "name of more than %d bytes cannot be matched: %.60s...",
+                      (int)MAX_MATCHED_NBYTES, name);
+}
+
 rsd_status expression_match(const struct expression *expression, const rsd_rules_options *options,
                             const char *name, bool *matches)
 {
@@ -67,6 +77,7 @@ rsd_status expression_match(const struct expression *expression, const rsd_rules
         *matches = answer != 0;
         return RSD_OK;
     }
+    TRY(check_name_length(name));
     int error = regexec(&expression->regex, name, 0, NULL, 0);
     if (error && error != REG_NOMATCH)
         return fail(RSD_ENOMEM, "no memory to match '%s'", expression->text);
@@ -149,6 +160,7 @@ rsd_status substitution_apply(const struct expression *expression, const char *r
     struct text out = {0};
     const char *at = *name;
     int error = 0;
+    TRY(check_name_length(at));
     for (int flags = 0; (error = regexec(&expression->regex, at, NGROUPS, groups, flags)) == 0;
          flags = REG_NOTBOL) {
         size_t start = (size_t)groups[0].rm_so, end = (size_t)groups[0].rm_eo;
