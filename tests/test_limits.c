@@ -240,8 +240,9 @@ static void hidden_characters(void)
 {
     CASE("characters that hide, turn or control text are escaped in messages");
     static const char *const hidden[] = {
-        "\x1b[31m", "\xe2\x80\xae", "\xe2\x80\x8b", "\xe2\x80\x8f", "\xe2\x81\xa6", "\xef\xbb\xbf",
-        "\xc2\xad", "\xd8\x9c",     "\xc2\x9b",     "\n",           "\x7f"};
+        "\x1b[31m",     "\xe2\x80\xae", "\xe2\x80\x8b", "\xe2\x80\x8f", "\xe2\x81\xa6",
+        "\xef\xbb\xbf", "\xc2\xad",     "\xe1\xa0\x8e", "\xef\xb8\x8f", "\xf3\xa0\x81\x81",
+        "\xd8\x9c",     "\xc2\x9b",     "\n",           "\x7f"};
     rsd_checkpoint *checkpoint;
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
         char path[300];

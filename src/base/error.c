@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ERROR_NCHARS = 1024 };
+enum { ERROR_NCHARS = 1024, MAX_CONTEXT_NCHARS = 600 };
 
 static _Thread_local char last_error[ERROR_NCHARS];
 
@@ -52,22 +52,36 @@ const char *rsd_status_name(rsd_status status)
     return "unknown status";
 }
 
-/* Returns the length of a character that must not reach a terminal: a control character, or one that has no
- * width or changes the direction of text. Returns 0 for any other. */
+/* Returns whether a character must not reach a terminal: a control character, or one that has no width or changes
+ * the direction of text. */
+static bool is_hidden_code(uint32_t code)
+{
+    static const struct {
+        uint32_t first, last;
+    } ranges[] = {
+        {0, 0x1f},          {0x7f, 0x9f},       {0xad, 0xad},       {0x34f, 0x34f},
+        {0x61c, 0x61c},     {0x115f, 0x1160},   {0x17b4, 0x17b5},   {0x180b, 0x180f},
+        {0x200b, 0x200f},   {0x2028, 0x202e},   {0x2060, 0x206f},   {0x3164, 0x3164},
+        {0xfe00, 0xfe0f},   {0xfeff, 0xfeff},   {0xffa0, 0xffa0},   {0xfff0, 0xfffb},
+        {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (code >= ranges[i].first && code <= ranges[i].last)
+            return true;
+    return false;
+}
+
+/* Returns the length of a character if it is hidden, else 0. */
 static size_t hidden_nbytes(const unsigned char *c)
 {
-    if (c[0] < ' ' || c[0] == 0x7f)
-        return 1;
-    if (c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0) /* U+0080 to U+009F */
-        return 2;
-    if ((c[0] == 0xc2 && c[1] == 0xad) || (c[0] == 0xd8 && c[1] == 0x9c)) /* U+00AD, U+061C */
-        return 2;
-    if (c[0] == 0xe2 && c[1] == 0x80 &&
-        ((c[2] >= 0x8b && c[2] <= 0x8f) || (c[2] >= 0xa8 && c[2] <= 0xae)))
-        return 3; /* U+200B to U+200F, U+2028 to U+202E */
-    if (c[0] == 0xe2 && c[1] == 0x81 && c[2] >= 0xa0 && c[2] <= 0xaf) /* U+2060 to U+206F */
-        return 3;
-    return c[0] == 0xef && c[1] == 0xbb && c[2] == 0xbf ? 3 : 0; /* U+FEFF */
+    size_t n = *c < 0x80 ? 1 : *c >> 5 == 6 ? 2 : *c >> 4 == 14 ? 3 : *c >> 3 == 30 ? 4 : 0;
+    uint32_t code = n == 1 ? *c : *c & (0x7fu >> n);
+    for (size_t i = 1; i < n; i++) {
+        if (c[i] >> 6 != 2)
+            return 0;
+        code = code << 6 | (c[i] & 0x3fu);
+    }
+    return n && is_hidden_code(code) ? n : 0;
 }
 
 /* Names in messages come from files, so what could break the line, control a terminal or hide is escaped. */
@@ -112,7 +126,9 @@ void error_add_context(const char *format, ...)
     va_start(args, format);
     int length = vsnprintf(last_error, sizeof last_error, format, args);
     va_end(args);
-    if (length >= 0 && (size_t)length < sizeof last_error)
+    if (length > MAX_CONTEXT_NCHARS) /* so that the cause is there, however long a name is */
+        length = MAX_CONTEXT_NCHARS + snprintf(last_error + MAX_CONTEXT_NCHARS, 6, "...: ");
+    if (length >= 0)
         snprintf(last_error + length, sizeof last_error - (size_t)length, "%s", before);
     escape_hidden();
 }

@@ -254,6 +254,8 @@ struct name_sample {
 void name_sample_add(struct name_sample *sample, const char *name);
 
 void cli_print_json_string(FILE *out, const char *text); /* with its quotes */
+void cli_print_json(FILE *out,
+                    const char *json); /* of one line; escapes what is hidden in its strings */
 void cli_print_json_list(FILE *out, int32_t n, const int64_t *values);
 
 /* One thread per core, at most 16: more do not make a disk faster. */

@@ -157,8 +157,10 @@ static int print_json_listing(const struct listing *listing)
             json = NULL; /* Listed without its value: `verify` reports what is wrong with it. */
         printf("%s\n  {\"name\": ", n++ ? "," : "");
         cli_print_json_string(stdout, rsd_checkpoint_value_name(checkpoint, i));
-        if (json)
-            printf(", \"value\": %s", json);
+        if (json) {
+            printf(", \"value\": ");
+            cli_print_json(stdout, json);
+        }
         printf("}");
         rsd_free(json);
     }

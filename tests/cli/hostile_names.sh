@@ -26,3 +26,13 @@ printf "\\$(printf %03o $((${#header} % 256)))\\$(printf %03o $((${#header} / 25
 try inspect y.safetensors
 try inspect --tree y.safetensors
 try extract y.safetensors "$(printf 'no\342\200\256such')" z.npy
+reshard inspect --json y.safetensors | tee got.json
+json < got.json
+header='{"k\u180el":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"m\udb40\udc41n\ufe0f":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}'
+header=$header$(printf '%*s' $(((8 - ${#header} % 8) % 8)) '')
+printf "\\$(printf %03o $((${#header} % 256)))\\$(printf %03o $((${#header} / 256)))\0\0\0\0\0\0%s12" "$header" > z.safetensors
+try inspect z.safetensors
+reshard inspect --json z.safetensors | tee got.json
+json < got.json
+reshard inspect z.safetensors --html z.html > /dev/null
+grep -c "$(printf '\341\240\216')" z.html
