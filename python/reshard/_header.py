@@ -87,6 +87,7 @@ class Header:
             self.functions[name] = Function(self._made(kind, stars), self._taken(takes), kind == "rsd_status")
 
     def _read_struct(self, name: str, body: str) -> None:
+        """Adds a struct, whose body is the text between its braces."""
         fields: List[Tuple[str, Any]] = []
         for line in filter(None, map(str.strip, body.split(";"))):
             member = _MEMBER.match(line)
@@ -112,6 +113,7 @@ class Header:
         return C.CFUNCTYPE(self._made(answer, stars), *self._taken(takes))
 
     def _taken(self, takes: str) -> List[Any]:
+        """Returns the ctypes of a list of parameters."""
         made = []
         for one in re.split(r",\s*", takes.strip()):
             if one == "void":
@@ -134,6 +136,7 @@ class Header:
         return kind, re.sub(r"[^*]", "", stars), word, length
 
     def _made(self, kind: str, stars: str) -> Any:
+        """Returns the ctype of a C type with so many stars."""
         const, kind = kind.startswith("const "), kind.replace("const ", "")
         known = self._types.get(kind)
         if kind in self.callbacks:

@@ -139,6 +139,7 @@ class LazyTensor:
         return frameworks.finished(array, reading.shape, reading.after, selection.shape, kind, like)
 
     def _read_into(self, out: Any, selection: Selection, dtype: Any, pool: AnyPool) -> Any:
+        """Reads a selection into an array or tensor of the caller."""
         if not selection.plain:
             raise InvalidError(f"{self.name}: an index with steps cannot be read into `out`")
         kind = self._dtype if dtype is None else dtypes.dtype(dtype)

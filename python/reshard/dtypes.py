@@ -68,6 +68,7 @@ _FOUND: Dict[Any, Dtype] = {}
 
 
 def _find(what: Any) -> Dtype:
+    """Returns the dtype of a number, a name, or a dtype of torch or NumPy."""
     if isinstance(what, int) and what in _BY_NUMBER:
         return _BY_NUMBER[what]
     word = what if isinstance(what, str) else str(what)

@@ -93,6 +93,7 @@ def see(what: Any, name: str, writable: bool = False) -> Memory:
 
 
 def _see_torch(tensor: Any, name: str, torch: Any) -> Memory:
+    """Returns the memory of a torch tensor."""
     if hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_shards"):
         raise InvalidError(f"{name} is a {type(tensor).__name__}; pass its local tensor")
     if not is_direct(tensor):
@@ -152,6 +153,7 @@ def record(seen: Iterable[Optional[Memory]]) -> None:
 
 
 def _see_numpy(array: Any, name: str) -> Memory:
+    """Returns the memory of a NumPy array."""
     about = array.__array_interface__
     address, readonly = about["data"]
     try:
@@ -200,6 +202,7 @@ _capsule_is.restype, _capsule_is.argtypes = C.c_int, [C.py_object, C.c_char_p]
 
 
 def _see_dlpack(what: Any, name: str) -> Memory:
+    """Returns the memory of an object that has __dlpack__."""
     kind, device = map(int, what.__dlpack_device__())
     if kind not in (*_DL_HOST, *_DL_CUDA):
         raise UnsupportedError(f"{name} is on the DLPack device {(kind, device)}; only memory of the CPU and of CUDA "
@@ -252,6 +255,7 @@ _LETTERS = {"d": "f64", "f": "f32", "e": "f16", "b": "i8", "B": "u8", "h": "i16"
 
 
 def _see_buffer(what: Any, name: str) -> Memory:
+    """Returns the memory of an object with the buffer protocol."""
     buffer = _PyBuffer()
     try:
         _get_buffer(what, C.byref(buffer), _FULL_READ_ONLY)

@@ -127,6 +127,7 @@ class Rules(_c.Handle):
         return _c.DiffOptions(map=C.cast(_c.lib.rsd_rules_map, _c.MapTensor), map_context=self.handle, io=io, **options)
 
     def _decide(self, _: Any, tensor: Any, target: Any) -> Optional[int]:
+        """Fills in the target of a tensor; the map function of the library."""
         name, made = tensor.contents.name.decode(), target.contents
         if name not in self._decided:  # the library maps each tensor twice: for the check and for the conversion
             try:

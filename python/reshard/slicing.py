@@ -107,6 +107,7 @@ class Reading:
 
 
 def _cut(one: Any, extent: int, dim: int) -> Cut:
+    """Returns the part of one dim that an integer or a slice selects."""
     if isinstance(one, slice):
         start, stop, step = one.indices(extent)
         return Cut(start, len(range(start, stop, step)), step, False)

@@ -66,6 +66,7 @@ def _goes_into(what: Any) -> bool:
 
 
 def _walk(path: Path, what: Any, holder: Any, key: Any, whole: Container[str]) -> Iterator[Tuple[Any, ...]]:
+    """Yields the leaves below a value, each as (path, leaf, what contains it, its key there)."""
     if path and ".".join(map(str, path)) in whole:
         yield path, what, holder, key
     elif isinstance(what, Mapping):

@@ -87,6 +87,7 @@ class Storage(_c.Handle):
         self._handle = handle.value
 
     def _loader(self, credentials: Callable[[], Dict[str, Any]]) -> Callable[[Any, Any], None]:
+        """Returns the function that the library calls for new credentials."""
         texts: List[bytes] = self._texts
 
         def load(_: Any, out: Any) -> None:

@@ -87,6 +87,7 @@ class Transport(AnyTransport):
     # -- functions that the library calls --
 
     def _guarded(self, kind: Any, function: Any) -> Any:
+        """Returns a callback of a ctypes kind, which keeps exceptions for the call of the library."""
         kept = self.kept
 
         def called(*args: Any) -> Optional[int]:

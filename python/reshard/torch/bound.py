@@ -67,6 +67,7 @@ class Bound:
         return [one.contiguous() for one in src]
 
     def _exchange(self, src: Sequence[torch.Tensor], dst: List[torch.Tensor]) -> None:
+        """Runs between ranks. A mistake of this rank fails on all ranks."""
         assert self.exec is not None
         try:
             given = self._checked(src)
@@ -277,6 +278,7 @@ def home_of(group: Optional[Any] = None) -> Home:
 
 
 def _key_of(group: Optional[Any]) -> Hashable:
+    """Returns the key of a process group in the list of homes, where it is added at first."""
     group = dist.group.WORLD if group is None else group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidError("this rank is not in the process group")

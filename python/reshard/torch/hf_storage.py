@@ -215,6 +215,7 @@ class HuggingFaceStorageWriter(Writer):
         return found
 
     def _write_file(self, name: str, items: Sequence[WriteItem], planner: SavePlanner) -> List[WriteResult]:
+        """Writes one safetensors file, with its tensors in the order of the safetensors library."""
         arrays = [self._array(planner, item) for item in items]
         arrays.sort(key=lambda one: one.data.item.index.fqn)
         arrays.sort(key=lambda one: _ORDER[one.dtype], reverse=True)

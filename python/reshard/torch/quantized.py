@@ -91,6 +91,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return super().read_data(LoadPlan(plain), planner)
 
     def _read_quantized(self, item: ReadItem, planner: LoadPlanner) -> None:
+        """Reads a box of a quantized tensor, dequantized."""
         name = item.storage_index.fqn
         start = item.storage_index.offset or (0,) * len(item.lengths)
         box = [(a + b, n) for a, b, n in zip(start, item.storage_offsets, item.lengths)]

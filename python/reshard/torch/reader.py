@@ -172,6 +172,7 @@ class Reader(UrlPaths, FileSystemReader):
         return all(word.partition("/")[0] == "stream.zstd" for word in words)
 
     def _batches(self, items: Sequence[ReadItem], planner: LoadPlanner) -> Iterable[List[_Wanted]]:
+        """Yields the reads in batches whose buffers have at most STAGED_NBYTES."""
         batch: List[_Wanted] = []
         staged_nbytes = 0
         for item in items:
@@ -245,6 +246,7 @@ class Reader(UrlPaths, FileSystemReader):
         return True
 
     def _local(self, name: str, dtype: torch.dtype, members: Sequence[_Wanted]) -> Any:
+        """Returns the rsd_tensor of all reads of one tensor in a batch."""
         boxes, strides, addresses = [], [], []
         for item, target, staged in members:
             into = target if staged is None else staged
@@ -306,6 +308,7 @@ class Reader(UrlPaths, FileSystemReader):
         return data
 
     def _slice(self, index: Any) -> bytes:
+        """Returns the bytes of an item, which torch decodes."""
         place = self.storage_data[index]
         name = os.fspath(place.relative_path)
         if is_url(self.path):
@@ -323,6 +326,7 @@ class Reader(UrlPaths, FileSystemReader):
         return data
 
     def _tensor(self, index: Any, data: bytes) -> torch.Tensor:
+        """Returns the tensor of an item from its bytes."""
         where = self._where(index)
         try:
             found = _from_safetensors(data) if _is_safetensors(data) else torch.load(

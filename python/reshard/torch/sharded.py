@@ -116,14 +116,15 @@ def _in_order(st: Any, rank: int) -> List[torch.Tensor]:
 
 def _move(home: Home, src: Layout, dst: Layout, local: Sequence[torch.Tensor],
           own: Sequence[ShardMetadata]) -> List[torch.Tensor]:
+    """Collective. Returns the shards of this rank in the other layout."""
     devices, given = tuple(_device(one) for one in own), list(local)
     everybody = range(home.nranks)
-    giving, getting = ([rank for rank in everybody if layout.arrays(rank)] for layout in (src, dst))
-    if torch.is_grad_enabled() and not len(giving) == len(getting) == len(everybody):
+    senders, receivers = ([rank for rank in everybody if layout.arrays(rank)] for layout in (src, dst))
+    if torch.is_grad_enabled() and not len(senders) == len(receivers) == len(everybody):
         # A rank without shards takes part in backward if the others do.
         needed = any(home.gathered(int(any(one.requires_grad for one in given))))
-        if needed and len(getting) < len(everybody):
-            without = next(home.ranks[rank] for rank in everybody if rank not in getting)
+        if needed and len(receivers) < len(everybody):
+            without = next(home.ranks[rank] for rank in everybody if rank not in receivers)
             raise InvalidError(f"rank {without} is left without a shard, which backward needs; "
                                "use torch.no_grad(), or a spec with a shard on every rank")
         if needed and not given:

@@ -41,6 +41,7 @@ class Stage:
         return seen[id(what)]
 
     def _copied_leaf(self, path: Tuple[Any, ...], what: Any) -> Any:
+        """Returns a copy of a leaf of the state dict in memory of the CPU."""
         if isinstance(what, DTensor):
             return self._copied_dtensor(path, what)
         if isinstance(what, ShardedTensor):
@@ -70,6 +71,7 @@ class Stage:
         return DTensor(own, tensor._spec, requires_grad=False)
 
     def _copied_tensor(self, path: Tuple[Any, ...], tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of a tensor on the CPU, in the memory of an earlier copy if that is kept."""
         tensor = tensor.detach()
         kept: Optional[torch.Tensor] = self._kept.get(path)
         if kept is not None and kept.shape == tensor.shape and kept.dtype == tensor.dtype:

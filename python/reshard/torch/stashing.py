@@ -159,6 +159,7 @@ class _Forward:
 
     @torch.no_grad()
     def pack(self, tensor: torch.Tensor) -> Any:
+        """Returns what autograd keeps instead of a tensor: a slice of it, or the tensor itself."""
         local: Any = tensor.detach()
         wrapped = local if isinstance(local, DTensor) else None
         if wrapped is not None:

@@ -94,6 +94,7 @@ def described(tensors: Mapping[str, Any], layouts: Layouts, numbers: Mapping[int
 
 def _stated(name: str, tensor: Any, given: Union[str, Layout, None], numbers: Mapping[int, int],
             rank: int) -> Dict[str, Any]:
+    """Returns what this rank states about one tensor: its dtype and shape, or the layouts that fit it."""
     local = local_tensor(tensor)
     if local.layout != torch.strided or local.is_meta or local.is_quantized or local.is_conj() or local.is_neg():
         raise UnsupportedError("only strided tensors in memory are supported")
@@ -254,6 +255,7 @@ def matched(source: Side, target: Side, fuse: Mapping[str, Any], allow_missing: 
 
 
 def _check_shapes(name: str, layout: Layout, about: Fuse, found: Sequence[Layout]) -> None:
+    """Raises MismatchError if the sources do not make up the target."""
     shapes = [one.shape for one in found]
     if len(found) == 1:
         right = shapes[0] == layout.shape

@@ -280,6 +280,7 @@ class Writer(UrlPaths, FileSystemWriter):
 
     def _write(self, planner: SavePlanner, pool: Optional[Pool], name: str,
                items: Sequence[WriteItem]) -> List[WriteResult]:
+        """Writes the items of one file, by the library or through the streams of extensions."""
         path = os.path.join(self.path, name)
         if pool is None:
             return self._write_streams(planner, name, path, self._ordered(items))
