@@ -143,7 +143,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (rsd_problem_parse(text, &src, &dst))
         return 0;
     if (small_enough(src) && small_enough(dst)) {
-        if (!rsd_plan_new(src, dst, NULL, &plan)) {
+        rsd_plan_options options = {.struct_nbytes = sizeof options, .cast = 1};
+        if (!rsd_plan_new(src, dst, &options, &plan)) {
             check_plan(plan);
             rsd_plan_free(plan);
             if (!is_partial(src) && !is_partial(dst))

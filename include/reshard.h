@@ -56,8 +56,7 @@ extern "C" {
 
 /* ---- 1. Errors and versions ------------------------------------------------------------------ */
 
-/* Errors are grouped by their cause: 1 to 5 the caller, 10 to 12 the machine, 20 and 21 the data, 30 and 31
- * another rank. */
+/* Errors are grouped by cause: 1 to 5 the caller, 10 to 12 the machine, 20 and 21 the data, 30 and 31 another rank. */
 typedef enum rsd_status {
     RSD_OK = 0,
     RSD_EINVAL = 1,        /* an invalid argument */
@@ -118,8 +117,7 @@ enum { RSD_MAX_DIMS = 16, RSD_MAX_AXES = 16, RSD_MAX_SEGMENTS = 4096 };
 /* A layout: see part 3. Immutable. */
 typedef struct rsd_layout rsd_layout;
 
-/* Creates a layout from text, such as "f32[8,8] @ 4:S0". EINVAL: the message has the column of the mistake,
- * counted from 1. */
+/* Creates a layout from text, such as "f32[8,8] @ 4:S0". EINVAL: the message has the column of the mistake, from 1. */
 rsd_status rsd_layout_parse(const char *text, rsd_layout **layout);
 
 /* Creates both layouts of a problem, such as "f32[8,8] : 4:S0 -> 2x2:S0,S1". */
@@ -154,8 +152,7 @@ rsd_status rsd_reshard(const rsd_layout *src_layout, const rsd_layout *dst_layou
  */
 
 /* The element type. The 8-bit floats, F4X2 and C32 can be moved, but not reduced or cast. F4X2 is torch's
- * float4_e2m1fn_x2, two 4-bit floats in one byte: its extents count bytes. C64 is two f32, C128 two f64, C32
- * two f16. */
+ * float4_e2m1fn_x2, two 4-bit floats in one byte: its extents count bytes. C64 is two f32, C128 two f64, C32 two f16. */
 /* clang-format off */
 typedef enum rsd_dtype {
     RSD_F64 = 1, RSD_F32 = 2, RSD_F16 = 3, RSD_BF16 = 4, RSD_F8E4M3 = 5, RSD_F8E5M2 = 6,
@@ -233,7 +230,7 @@ rsd_status rsd_layout_parse_on(rsd_dtype dtype, int32_t ndim, const int64_t *sha
                                const rsd_mesh *mesh, const char *placements, rsd_layout **layout);
 
 /* Returns the canonical text of a layout or problem, from which an equal layout can be parsed. The caller
- * frees it with rsd_free. EMISMATCH: the two layouts of a problem differ in dtype or shape. */
+ * frees it with rsd_free. EMISMATCH: the two layouts of a problem differ in shape. */
 rsd_status rsd_layout_print(const rsd_layout *layout, char **text);
 rsd_status rsd_problem_print(const rsd_layout *src, const rsd_layout *dst, char **text);
 
@@ -370,9 +367,8 @@ typedef struct rsd_shard {
     int64_t at[RSD_MAX_DIMS];
 } rsd_shard;
 
-/* Returns all boxes of a rank, array by array. A strided, segmented or cyclic shard is several boxes of one
- * array. A rank with an empty array has one empty box; a rank that is not in the layout has none. The caller
- * frees the list with rsd_free. */
+/* Returns all boxes of a rank, array by array. A strided, segmented or cyclic shard is several boxes of one array. A
+ * rank with an empty array has one empty box; a rank that is not in the layout has none. Free the list with rsd_free. */
 rsd_status rsd_layout_boxes(const rsd_layout *layout, int32_t rank, rsd_shard **shards,
                             int64_t *nshards);
 
@@ -423,11 +419,14 @@ typedef struct rsd_plan_options {
     size_t struct_nbytes;   /* use RSD_INIT */
     int64_t nranks;         /* the number of ranks in node_of */
     const int32_t *node_of; /* the node of each rank: any numbers; NULL: unknown */
+    int32_t cast;           /* 1: the layouts may have different dtypes. Since 0.2 */
 } rsd_plan_options;
 
 /* Creates a plan. options may be NULL. EMISMATCH: dtype or shape differ, or the source lacks a box that the
  * destination needs. EINVAL: the destination is partial where the source is not. EUNSUPPORTED: the dtype does
- * not have the reduction. ELIMIT: a dim is cut into more than 2^26 spans, as by small block-cyclic blocks. */
+ * not have the reduction, or the cast. ELIMIT: a dim is cut into more than 2^26 spans, as by small block-cyclic blocks.
+ * With `cast`, elements are converted while they are moved, to the bits of rsd_load, and partial values after they are
+ * combined. Bytes are counted as they are sent: mostly in the narrower dtype, as docs/planning.md says. */
 rsd_status rsd_plan_new(const rsd_layout *src, const rsd_layout *dst,
                         const rsd_plan_options *options, rsd_plan **plan);
 rsd_plan *rsd_plan_share(const rsd_plan *plan); /* as rsd_layout_share */
@@ -437,8 +436,8 @@ void rsd_plan_free(rsd_plan *plan);
 const rsd_layout *rsd_plan_src(const rsd_plan *plan);
 const rsd_layout *rsd_plan_dst(const rsd_plan *plan);
 
-/* Creates the plan from the destination to the source. EINVAL: the plan reduces values, so it has no inverse.
- * EMISMATCH: the destination does not hold everything. */
+/* Creates the plan from the destination to the source. EINVAL: the plan reduces values. EMISMATCH: the destination does
+ * not hold everything. */
 rsd_status rsd_plan_inverse(const rsd_plan *plan, rsd_plan **inverse);
 
 /* Creates the plan of the backward pass: from the layout of the gradient to that of the plan's source, with
@@ -517,11 +516,10 @@ enum { RSD_EVERY_RANK = -1 };
  *         use(piece);
  *     rsd_cursor_free(cursor);
  *
- * The pieces of one rank are ordered by stage. The pieces of a pair of ranks have the same order on both
- * sides: a message can be packed and unpacked in the order of the walk. The partial values of a box are
- * consecutive, in ascending rank (of their first copies, if the source is replicated too). So all
- * destinations have the same bits. Pieces of every rank have a fixed order without these guarantees; with
- * RSD_RECEIVES, those of one receiver are consecutive. */
+ * The pieces of one rank are ordered by stage. Those of a pair of ranks have the same order on both sides: a message
+ * can be packed and unpacked in this order. The partial values of a box are consecutive, in ascending rank (of their
+ * first copies, if the source is replicated too), so all destinations have the same bits. Pieces of every rank have a
+ * fixed order, in which with RSD_RECEIVES those of one receiver are consecutive. */
 rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_cursor **cursor);
 
 /* Returns the next piece, valid until the next call, or NULL after the last. */

@@ -268,6 +268,78 @@ static void dtypes_and_strides(const struct cases *to_each)
     one(to_each, "f32[512,2048] : 2x2:C(0,64),C(1,64) -> 4x1:C(0,128),C(1,128)", ROWS, ROWS);
 }
 
+/* ---- casts ---- */
+
+static void cast_pairs(const struct cases *to_each)
+{
+    static const char *const numbers[] = {"f64", "f32", "f16", "bf16", "i64", "i32", "i16",
+                                          "i8",  "u64", "u32", "u16",  "u8",  "bool"};
+    static const char *const some[][2] = {{"f32", "bf16"}, {"bf16", "f32"}, {"f16", "f32"},
+                                          {"c64", "c128"}, {"c128", "c64"}, {"i64", "u8"}};
+    enum { N = sizeof numbers / sizeof *numbers };
+    char problem[128];
+    group(to_each, "every number converted to every other");
+    for (int i = 0; i < N * N; i++) {
+        snprintf(problem, sizeof problem, "%s[9,10] : 2x2:S0,S1 -> %s 4:S1", numbers[i / N],
+                 numbers[i % N]);
+        one(to_each, problem, (enum arrangement)(i % 3), (enum arrangement)(i / 3 % 3));
+    }
+    group(to_each, "casts in every arrangement of memory");
+    for (int i = 0; i < 6 * 9; i++) {
+        snprintf(problem, sizeof problem, "%s[9,10,11] : 2x2:S0,S1 -> %s 4:S2", some[i / 9][0],
+                 some[i / 9][1]);
+        one(to_each, problem, (enum arrangement)(i % 3), (enum arrangement)(i / 3 % 3));
+    }
+    group(to_each, "casts with every reduction: terms are combined before the result is converted");
+    static const char *const ops[] = {"sum", "avg", "min", "max", "product", "bxor"};
+    for (int i = 0; i < 6 * 6; i++) {
+        const char *from = some[i / 6][0], *op = ops[i % 6];
+        if ((from[0] == 'c' && (i % 6 == 2 || i % 6 == 3)) || (from[0] != 'i' && i % 6 == 5))
+            continue;
+        for (int to = 0; to < 2; to++) {
+            snprintf(problem, sizeof problem, "%s[9,10] : 4:P(%s) -> %s 2x2:S1,%s", from, op,
+                     some[i / 6][1], to ? "R" : "S0");
+            one(to_each, problem, (enum arrangement)(i % 3), (enum arrangement)((i + to) % 3));
+        }
+    }
+}
+
+static void casts(const struct cases *to_each)
+{
+    static const char *const problems[] = {
+        "f32[10,6] : 4:S0 -> bf16 4 ranks=4-7:S1",
+        "bf16[10,6] : 2x2:S0,R -> f32 3 ranks=3-5:S1",
+        "f16[10,6] : 4:R -> f32 8:S0",
+        "f32[10,6] : 1 ranks=2:R -> f16 4:S0",
+        "bf16[10,6] : 6:P -> f32 2 ranks=7,8:R",
+        "f32[10,6] : 2x3:P,R -> bf16 6:R",
+        "u8[10,6] : 4:P -> f32 4:R",
+        "i8[10,6] : 4:P(product) -> f32 { 0:6 | 3:10 }",
+        "bool[10,6] : 3:P -> f32 3:R",
+        "f32[] : 4:P -> bf16 8:R",
+        "f32[0,5] : 4:S0 -> bf16 { 0:0 | :,2:4 }",
+        "f32[10,20] : { 0:5 ; 5:10 } -> bf16 { 0:2 | 2:3,0:20; 3:6 | 6:9 | 9:10 }",
+        "f32[17,4] : 4:S(0;8,4,5) -> f16 3x2:S(0;8,4,5),S(0;8,4,5)",
+        "f32[13] : 3x2:_S(0,2),S(0) -> bf16 6:S0",
+        "c64[31,13] : 2x2:C(0,4),C(1,3) -> c128 4x1:C(0,8),C(1,5)",
+        "f64[16,16] : 2x2:C(0,1),C(1,1) -> bf16 4:S0",
+        "f8e4m3[9,9] : 3:S0 -> 3:S1"};
+    cast_pairs(to_each);
+    group(to_each, "casts between meshes and boxes of all kinds");
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+        one(to_each, problems[i], (enum arrangement)(i % 3), (enum arrangement)(i / 3 % 3));
+    group(to_each, "casts that are large enough for threads");
+    one(to_each, "f32[1024,1500] : 4:S0 -> bf16 4:S1", ROWS, ROWS);
+    one(to_each, "bf16[3000,1003] : 4:S1 -> f32 3:S0", ROWS, ROWS);
+    one(to_each, "f32[2000011] : 4:S0 -> bf16 3:S0", ROWS, ROWS);
+    one(to_each, "c64[600,500] : 2x2:S0,S1 -> c128 4:S0", COLUMNS, ROWS);
+    one(to_each, "f32[700,1200] : 4:P -> bf16 4:R", ROWS, ROWS);
+    one(to_each, "bf16[1400,1200] : 4:P -> f32 2x2:S1,R", COLUMNS, ROWS);
+    one(to_each, "f64[512,1024] : 2x2:C(0,1),C(1,1) -> f32 4:S1", ROWS, ROWS);
+}
+
+const rsd_plan_options case_options = {.struct_nbytes = sizeof case_options, .cast = 1};
+
 void every_case(const struct cases *to_each)
 {
     sharded_tensor_reshard(to_each);
@@ -276,4 +348,5 @@ void every_case(const struct cases *to_each)
     strided_and_nested(to_each);
     other_meshes(to_each);
     dtypes_and_strides(to_each);
+    casts(to_each);
 }

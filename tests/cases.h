@@ -13,4 +13,7 @@ struct cases {
 
 void every_case(const struct cases *to_each);
 
+/* The destinations of some cases have another dtype than their sources. */
+extern const rsd_plan_options case_options;
+
 #endif

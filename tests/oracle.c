@@ -1,5 +1,6 @@
 /* oracle.c - reshards element by element; see oracle.h. */
 #include "oracle.h"
+#include "memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -392,9 +393,10 @@ struct checking {
 static bool check_one(void *context, int64_t index, int64_t term, char *place)
 {
     struct checking *checking = context;
-    unsigned char want[16];
+    unsigned char want[16], moved[16];
     (void)term;
-    expected(checking->src, checking->nterms, index, want);
+    expected(checking->src, checking->nterms, index, moved);
+    cast_elements(rsd_layout_dtype(checking->dst), want, rsd_layout_dtype(checking->src), moved, 1);
     memset(checking->unchecked + (place - checking->base), 0xa5, checking->each);
     if (memcmp(want, place, checking->each) == 0)
         return true;

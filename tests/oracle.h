@@ -1,7 +1,8 @@
 /* oracle.h - the expected result of a move, element by element.
  *
  * The oracle cuts lists of indices by the definition of each placement, one mesh axis after the other, and uses
- * no code of the library. The value of an element is a hash of its global index, so one check serves every move.
+ * no code of the library, except to convert an element to another dtype. The value of an element is a hash of its
+ * global index, so one check serves every move.
  */
 #ifndef ORACLE_H
 #define ORACLE_H

@@ -138,8 +138,8 @@ static void packs(struct random *random)
         if (!fits(&box, &array))
             continue;
         fill_array(&array, random);
-        struct packed_box form =
-            box_packed(box.ndim, box.len, box.element_nbytes, array.strides, column_major, loops);
+        struct packed_box form = box_packed(box.ndim, box.len, element_of_bytes(box.element_nbytes),
+                                            array.strides, column_major, loops);
         CHECK(form.nbytes == box.nbytes && form.nbytes % form.run == 0);
 
         pack_elements(&box, array.strides, first_element(&array), column_major, expected);
@@ -177,8 +177,8 @@ static void runs(struct random *random)
         if (!fits(&box, &src))
             continue;
         box_packed_strides(box.ndim, box.len, box.element_nbytes, dst.strides);
-        struct loops loops =
-            box_loops(box.ndim, box.len, box.element_nbytes, src.strides, dst.strides);
+        struct loops loops = box_loops(box.ndim, box.len, element_of_bytes(box.element_nbytes),
+                                       src.strides, dst.strides);
         fill_array(&src, random);
         fill_array(&dst, random);
         int64_t index[MAX_LOOPS] = {0}, from = 0, to = 0, next = 0;

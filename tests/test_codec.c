@@ -352,7 +352,7 @@ static const rsd_dtype numbers[] = {RSD_F64, RSD_F32, RSD_F16, RSD_BF16, RSD_I64
                                     RSD_I8,  RSD_U64, RSD_U32, RSD_U16,  RSD_U8,  RSD_BOOL};
 enum { NNUMBERS = sizeof numbers / sizeof *numbers };
 
-union element {
+union any_number {
     unsigned char bytes[16];
     double f64;
     float f32;
@@ -367,7 +367,7 @@ union element {
 };
 
 /* A type in which every number of every dtype is exact. */
-static long double number_of(rsd_dtype dtype, union element e)
+static long double number_of(rsd_dtype dtype, union any_number e)
 {
     switch (dtype) {
     case RSD_F64:
@@ -412,9 +412,9 @@ static uint64_t clamped(long double value, long double least, long double most)
     return value < 0 ? (uint64_t)(int64_t)value : (uint64_t)value;
 }
 
-static union element right_cast(rsd_dtype to, rsd_dtype from, union element e)
+static union any_number right_cast(rsd_dtype to, rsd_dtype from, union any_number e)
 {
-    union element out = {{0}};
+    union any_number out = {{0}};
     long double value = number_of(from, e);
     int bits = 8 * (int)rsd_dtype_nbytes(to);
     bool is_signed = to >= RSD_I64 && to <= RSD_I8;
@@ -439,7 +439,7 @@ static union element right_cast(rsd_dtype to, rsd_dtype from, union element e)
 }
 
 /* Numbers at the edges of every dtype, and any bits. */
-static union element some_element(rsd_dtype dtype, int i, struct random *r)
+static union any_number some_element(rsd_dtype dtype, int i, struct random *r)
 {
     static const double edges[] = {
         0.0,       -0.0,       0.5,        -0.5,    0.99,     -1.0,      1.5,
@@ -450,7 +450,7 @@ static union element some_element(rsd_dtype dtype, int i, struct random *r)
         1e300,     -1e300,     1e-300,     0x1p-24, 0x1p-25,  0x1p-149,  0x1.002p0,
         0x1.001p0, 0x1.003p0,  16777217,   3.39e38, INFINITY, -INFINITY, NAN};
     enum { NEDGES = sizeof edges / sizeof *edges };
-    union element e = {{0}};
+    union any_number e = {{0}};
     if (i < NEDGES && is_float(dtype)) {
         e.f64 = edges[i];
         return right_cast(dtype, RSD_F64, e);
@@ -463,7 +463,7 @@ static union element some_element(rsd_dtype dtype, int i, struct random *r)
     return e;
 }
 
-static bool same_number(rsd_dtype dtype, const union element *a, const union element *b)
+static bool same_number(rsd_dtype dtype, const union any_number *a, const union any_number *b)
 {
     if (is_float(dtype) && isnan(number_of(dtype, *a)))
         return isnan(number_of(dtype, *b));
@@ -475,7 +475,7 @@ static void cast_all(rsd_dtype to, rsd_dtype from, struct random *r)
     enum { N = 300 };
     size_t each_in = rsd_dtype_nbytes(from), each_out = rsd_dtype_nbytes(to);
     static unsigned char in[N * 8 + 1], out[N * 8 + 2];
-    union element given[N];
+    union any_number given[N];
     for (int i = 0; i < N; i++) {
         given[i] = some_element(from, i, r);
         memcpy(in + 1 + (size_t)i * each_in, given[i].bytes, each_in);
@@ -485,7 +485,7 @@ static void cast_all(rsd_dtype to, rsd_dtype from, struct random *r)
     CHECK(out[1 + N * each_out] == 0xa5, "%s to %s wrote too far", rsd_dtype_name(from),
           rsd_dtype_name(to));
     for (int i = 0; i < N; i++) {
-        union element right = right_cast(to, from, given[i]), got = {{0}};
+        union any_number right = right_cast(to, from, given[i]), got = {{0}};
         memcpy(got.bytes, out + 1 + (size_t)i * each_out, each_out);
         CHECK(same_number(to, &right, &got), "%s %Lg to %s: %Lg, not %Lg", rsd_dtype_name(from),
               number_of(from, given[i]), rsd_dtype_name(to), number_of(to, got),
@@ -499,7 +499,7 @@ static void casts(void)
     CASE("casts equal those of C, and those of torch at the limits of a dtype");
     for (int i = 0; i < NNUMBERS; i++)
         for (int k = 0; k < NNUMBERS; k++) {
-            CHECK(cast_supported(numbers[i], numbers[k]));
+            CHECK(dtype_casts(numbers[k], numbers[i]));
             cast_all(numbers[i], numbers[k], &r);
         }
     CASE("complex numbers are cast part by part; opaque dtypes are not cast");
@@ -509,9 +509,9 @@ static void casts(void)
     cast_elements(RSD_C128, wide, RSD_C64, pair, 2);
     cast_elements(RSD_C64, back, RSD_C128, wide, 2);
     CHECK(wide[1] == -2 && isinf(wide[2]) && memcmp(pair, back, sizeof pair) == 0);
-    CHECK(cast_supported(RSD_F8E4M3, RSD_F8E4M3) && !cast_supported(RSD_F32, RSD_F8E4M3));
-    CHECK(!cast_supported(RSD_C64, RSD_F32) && !cast_supported(RSD_F32, RSD_C64) &&
-          !cast_supported(RSD_C64, RSD_C32));
+    CHECK(dtype_casts(RSD_F8E4M3, RSD_F8E4M3) && !dtype_casts(RSD_F8E4M3, RSD_F32));
+    CHECK(!dtype_casts(RSD_F32, RSD_C64) && !dtype_casts(RSD_C64, RSD_F32) &&
+          !dtype_casts(RSD_C32, RSD_C64));
 }
 
 int main(void)

@@ -33,7 +33,7 @@ static void move_kinds(const char *problem, enum arrangement from, enum arrangem
     rsd_exec *exec;
     if (!CHECK(rsd_problem_parse(problem, &a, &b) == RSD_OK, "%s: %s", problem, rsd_error()))
         return;
-    if (CHECK(rsd_plan_new(a, b, NULL, &plan) == RSD_OK, "%s: %s", problem, rsd_error())) {
+    if (CHECK(rsd_plan_new(a, b, &case_options, &plan) == RSD_OK, "%s: %s", problem, rsd_error())) {
         int64_t *src_strides = oracle_strides(a, from), *dst_strides = oracle_strides(b, to);
         rsd_bind_options options = {sizeof options, src_strides, dst_strides, 0, 0};
         struct memory src = oracle_memory(a, src_strides), dst = oracle_memory(b, dst_strides);
@@ -85,6 +85,7 @@ static void every_pair(void)
         for (enum gpu_kind to = PAGEABLE; to < NGPU_KINDS; to++) {
             move_kinds("f32[37,41] : 4:S0 -> 2x2:S1,S0", ROWS, PADDED, &from, &to);
             move_kinds("bf16[300,1100] : 4:P -> 4:S1", COLUMNS, ROWS, &from, &to);
+            move_kinds("f32[37,41] : 4:S0 -> bf16 2x2:S1,S0", ROWS, PADDED, &from, &to);
         }
 }
 

@@ -178,12 +178,13 @@ static void check_casts(struct random *random)
 }
 
 /* With several neighbours at once where a dtype has them, and arrays at any address. */
-static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce reduce, int turn)
+static void check_reduction(struct random *random, rsd_dtype dtype, rsd_dtype to, rsd_reduce reduce,
+                            int turn)
 {
     enum { N = 64, NTERMS = 5 };
     static _Alignas(16) char space[NTERMS + 1][N * 16 + 16], expected[N * 16];
     char *terms[NTERMS + 1], *got;
-    size_t nbytes = rsd_dtype_nbytes(dtype);
+    size_t nbytes = rsd_dtype_nbytes(dtype), to_nbytes = rsd_dtype_nbytes(to);
     gpu_u32 neighbours = turn % 2 && dtype != RSD_C64 && dtype != RSD_C128 ? GPU_MAX_PARTS : 1;
     for (int t = 0; t <= NTERMS; t++) {
         terms[t] = space[t] + (turn % 4 < 2 ? 0 : random_next(random) % 16);
@@ -191,20 +192,21 @@ static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce r
             space[t][i] = (char)random_next(random);
     }
     got = terms[NTERMS];
-    struct reduction reduction = {dtype, reduce, reduce == RSD_REDUCE_AVG ? NTERMS : 1, NTERMS};
+    struct reduction reduction = {dtype, to, reduce, reduce == RSD_REDUCE_AVG ? NTERMS : 1, NTERMS};
     struct accumulators sums;
     reduce_first(&reduction, &sums, N, terms[0], (int64_t)nbytes);
     for (int t = 1; t < NTERMS; t++)
         reduce_next(&reduction, &sums, N, terms[t], (int64_t)nbytes);
-    reduce_store(&reduction, &sums, N, expected, (int64_t)nbytes);
+    reduce_store(&reduction, &sums, N, expected, (int64_t)to_nbytes);
 
-    struct gpu_loop loop = {N, 0, (gpu_i64)nbytes};
+    struct gpu_loop loop = {N, 0, (gpu_i64)to_nbytes};
     struct gpu_sum sum = {.end = N,
                           .divisor = reduction.divisor,
                           .dst = NTERMS,
                           .nloops = 1,
                           .nterms = NTERMS,
                           .dtype = (gpu_u32)dtype,
+                          .to = (gpu_u32)to,
                           .reduce = (gpu_u32)reduce,
                           .neighbours = neighbours};
     gpu_i64 stride = (gpu_i64)nbytes;
@@ -227,8 +229,8 @@ static void check_reduction(struct random *random, rsd_dtype dtype, rsd_reduce r
         gpu_element_start(&element, i);
         gpu_reduce_element(&element);
     }
-    CHECK(memcmp(got, expected, N * nbytes) == 0, "%s %s, %u at once", rsd_dtype_name(dtype),
-          rsd_reduce_name(reduce), neighbours);
+    CHECK(memcmp(got, expected, N * to_nbytes) == 0, "%s %s to %s, %u at once",
+          rsd_dtype_name(dtype), rsd_reduce_name(reduce), rsd_dtype_name(to), neighbours);
 }
 
 int main(void)
@@ -247,6 +249,13 @@ int main(void)
     for (rsd_dtype dtype = RSD_F64; dtype <= RSD_C128; dtype++)
         for (rsd_reduce reduce = RSD_REDUCE_SUM; reduce <= RSD_REDUCE_BXOR; reduce++)
             for (int i = 0; i < 20 && dtype_reduces(dtype, reduce); i++)
-                check_reduction(&random, dtype, reduce, i);
+                check_reduction(&random, dtype, dtype, reduce, i);
+    CASE("reductions whose result is converted, too");
+    for (rsd_dtype dtype = RSD_F64; dtype <= RSD_C128; dtype++)
+        for (rsd_dtype to = RSD_F64; to <= RSD_C128; to++)
+            for (rsd_reduce reduce = RSD_REDUCE_SUM; reduce <= RSD_REDUCE_BXOR; reduce++)
+                for (int i = 0; i < 4 && dtype_reduces(dtype, reduce) && dtype_casts(dtype, to);
+                     i++)
+                    check_reduction(&random, dtype, to, reduce, i);
     return tap_end();
 }

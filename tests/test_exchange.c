@@ -102,7 +102,17 @@ static bool move_arranged(const char *problem, int64_t budget, enum way way,
     rsd_plan *plan = NULL;
     if (!CHECK(rsd_problem_parse(problem, &a, &b) == RSD_OK, "%s: %s", problem, rsd_error()))
         return false;
-    bool fine = CHECK(rsd_plan_new(a, b, NULL, &plan) == RSD_OK, "%s: %s", problem, rsd_error());
+    int32_t node_of[64];
+    for (int32_t i = 0; i < 64; i++)
+        node_of[i] = i / 2;
+    rsd_plan_options plan_options = {.struct_nbytes = sizeof plan_options, .cast = 1};
+    if (budget < 0) { /* with a node map */
+        plan_options.node_of = node_of;
+        plan_options.nranks = 64;
+        budget = 1;
+    }
+    bool fine =
+        CHECK(rsd_plan_new(a, b, &plan_options, &plan) == RSD_OK, "%s: %s", problem, rsd_error());
     int64_t world =
         rsd_layout_world(a) > rsd_layout_world(b) ? rsd_layout_world(a) : rsd_layout_world(b);
     int64_t *src_strides = oracle_strides(a, arrangement);
@@ -162,12 +172,25 @@ static bool move_rows(const char *problem, int64_t budget, enum way way)
 static void known_moves(void)
 {
     static const char *const problems[] = {
-        "f32[13,21] : 4:S0 -> 4:S1",    "f64[16,16] : 2x2:S0,S1 -> 4:R",
-        "f32[100,70] : 4:P -> 4:S0",    "bf16[64,33] : 2x2:P,S1 -> 4:S0",
-        "i32[40,40] : 4:P(max) -> 4:R", "f32[30] : 3 ranks=0-2 : S0 -> 2 ranks=3,4 : S0",
-        "u8[257] : 4:C(0,16) -> 3:S0",  "f32[8,8] : 2x2:P(avg),P(avg) -> 4:S1",
-        "f32[6,7] : 3:S0 -> 1:R",       "f32[6,7] : 1:R -> 3:S1",
-        "f32[] : 4:R -> 4:R",           "f32[0,5] : 2:S0 -> 3:S1",
+        "f32[13,21] : 4:S0 -> 4:S1",
+        "f64[16,16] : 2x2:S0,S1 -> 4:R",
+        "f32[100,70] : 4:P -> 4:S0",
+        "bf16[64,33] : 2x2:P,S1 -> 4:S0",
+        "i32[40,40] : 4:P(max) -> 4:R",
+        "f32[30] : 3 ranks=0-2 : S0 -> 2 ranks=3,4 : S0",
+        "u8[257] : 4:C(0,16) -> 3:S0",
+        "f32[8,8] : 2x2:P(avg),P(avg) -> 4:S1",
+        "f32[6,7] : 3:S0 -> 1:R",
+        "f32[6,7] : 1:R -> 3:S1",
+        "f32[] : 4:R -> 4:R",
+        "f32[0,5] : 2:S0 -> 3:S1",
+        "f32[13,21] : 4:S0 -> bf16 4:S1",
+        "bf16[64,33] : 2x2:S0,S1 -> f32 4:R",
+        "f32[100,70] : 4:P -> bf16 4:R",
+        "u8[257] : 4:P -> f32 4:R",
+        "c128[37,29] : 2x2:C(0,4),C(1,3) -> c64 4x1:C(0,8),C(1,5)",
+        "i8[40,41] : 4:P(max) -> f64 4:S1",
+        "bool[30] : 3 ranks=0-2 : S0 -> f16 2 ranks=3,4 : S0",
     };
     static const char *const names[] = {"by messages", "through shared memory", "from arenas"};
     for (int way = MESSAGES; way <= DIRECT; way++) {
@@ -181,6 +204,14 @@ static void known_moves(void)
         move_rows("f64[200,300] : 4:S0 -> 4:S1", 1, (enum way)way);
         move_rows("f32[200,300] : 4:P -> 2x2:S0,S1", 1, (enum way)way);
         move_rows("f32[200,300] : 3:P -> 3:R", 1, (enum way)way);
+        move_rows("f64[200,301] : 4:S0 -> bf16 4:S1", 1, (enum way)way);
+        move_rows("bf16[200,301] : 4:S0 -> f64 4:S1", 1, (enum way)way);
+        move_rows("f32[200,301] : 4:P -> bf16 4:R", 1, (enum way)way);
+        CASE("with a node map, %s", how);
+        move_rows("f32[40,301] : 4:S0 -> 8:R", -1, (enum way)way);
+        move_rows("f32[40,301] : 4:S0 -> bf16 8:R", -1, (enum way)way);
+        move_rows("bf16[40,301] : 2:S0 -> f32 2x4:S1,R", -1, (enum way)way);
+        move_rows("u8[40,301] : 4:P -> f32 8:R", -1, (enum way)way);
         CASE("column-major on all ranks, %s", how);
         for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
             move_arranged(problems[i], (int64_t)i % 2, (enum way)way, COLUMNS);
@@ -197,17 +228,19 @@ static void random_moves(void)
         getenv("TSAN_OPTIONS") ? 25 : 150; /* threads are slow under the thread sanitizer */
     for (int i = 0; i < rounds; i++) {
         static const char *const dtypes[] = {"f32", "i64", "bf16", "u8"};
-        const char *dtype = dtypes[random_below(&random, 4)];
+        const char *dtype = dtypes[random_below(&random, 4)],
+                   *other = i % 2 ? dtypes[random_below(&random, 4)] : "";
         struct random_tensor tensor = random_tensor(&random, dtype);
         char from[4096], to[4096], problem[9000];
         random_side(&random, &tensor, i % 3 == 0 ? "sum" : NULL, from, sizeof from);
         random_side(&random, &tensor, NULL, to, sizeof to);
-        snprintf(problem, sizeof problem, "%s : %s -> %s", tensor.text, from, to);
+        snprintf(problem, sizeof problem, "%s : %s -> %s %s", tensor.text, from, other, to);
         rsd_layout *a, *b;
         rsd_plan *plan;
+        rsd_plan_options options = {.struct_nbytes = sizeof options, .cast = 1};
         if (rsd_problem_parse(problem, &a, &b))
             continue;
-        bool possible = rsd_plan_new(a, b, NULL, &plan) == RSD_OK;
+        bool possible = rsd_plan_new(a, b, &options, &plan) == RSD_OK;
         if (possible)
             rsd_plan_free(plan);
         rsd_layout_free(a);

@@ -28,7 +28,7 @@ static rsd_status use_all(const char *problem, const int32_t *node_of)
         src[i] = arrays[i % 32];
         dst[i] = arrays[32 + i % 32];
     }
-    rsd_plan_options options = {sizeof options, 64, node_of};
+    rsd_plan_options options = {sizeof options, 64, node_of, 1};
     rsd_totals totals = {.struct_nbytes = sizeof totals};
     rsd_rank_totals part = {.struct_nbytes = sizeof part};
     rsd_status status = rsd_problem_parse(problem, &a, &b);
@@ -37,7 +37,7 @@ static rsd_status use_all(const char *problem, const int32_t *node_of)
     if (!status && !(status = rsd_layout_boxes(b, 1, &boxes, &nboxes)))
         rsd_free(boxes);
     if (!status)
-        status = rsd_plan_new(a, b, node_of ? &options : NULL, &plan);
+        status = rsd_plan_new(a, b, &options, &plan);
     if (!status)
         status = rsd_plan_totals(plan, &totals);
     if (!status)
@@ -78,6 +78,7 @@ int main(void)
         {"f32[12,9] : 2x4:S0,R -> 8:R", nodes},
         {"f32[12,9] : 4:P -> 2x4:R,S0", nodes},
         {"f32[12,9] : 4:P -> { 0:7 | 0:7; 3:12 }", nodes},
+        {"f32[12,9] : 4:P -> bf16 2x4:R,S0", nodes},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CASE("every allocation of %s fails once", cases[i].problem);

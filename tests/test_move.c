@@ -10,14 +10,16 @@
 #include <unistd.h>
 
 /* Moves a tensor and checks the result, with the given arrangement of memory on each side. */
-static bool move(const char *problem, rsd_pool *pool, enum arrangement from, enum arrangement to)
+static bool move_with(const char *problem, const rsd_plan_options *plan_options, rsd_pool *pool,
+                      enum arrangement from, enum arrangement to)
 {
     rsd_layout *a, *b;
     rsd_plan *plan;
     rsd_exec *exec;
     if (!CHECK(rsd_problem_parse(problem, &a, &b) == RSD_OK, "%s: %s", problem, rsd_error()))
         return false;
-    bool fine = CHECK(rsd_plan_new(a, b, NULL, &plan) == RSD_OK, "%s: %s", problem, rsd_error());
+    bool fine =
+        CHECK(rsd_plan_new(a, b, plan_options, &plan) == RSD_OK, "%s: %s", problem, rsd_error());
     if (fine) {
         int64_t *src_strides = oracle_strides(a, from), *dst_strides = oracle_strides(b, to);
         rsd_bind_options options = {sizeof options, src_strides, dst_strides, 0, 0};
@@ -40,6 +42,11 @@ static bool move(const char *problem, rsd_pool *pool, enum arrangement from, enu
     rsd_layout_free(a);
     rsd_layout_free(b);
     return fine;
+}
+
+static bool move(const char *problem, rsd_pool *pool, enum arrangement from, enum arrangement to)
+{
+    return move_with(problem, &case_options, pool, from, to);
 }
 
 static void begin(void *context, const char *name)
@@ -230,6 +237,44 @@ static void forked(rsd_pool *pool)
     rsd_layout_free(b);
 }
 
+/* Copies that one rank of a node receives, and forwards. */
+static void nodes(rsd_pool *pool)
+{
+    static const int32_t node_of[] = {0, 0, 1, 1, 2, 2, 3, 3};
+    static const char *const problems[] = {
+        "f32[40,30] : 4:S0 -> 8:R", "f32[40,30] : 4:S0 -> bf16 8:R",
+        "bf16[40,30] : 2:S1 -> f32 2x4:S0,R", "u8[40,30] : 4:P -> f32 8:R"};
+    rsd_plan_options options = {sizeof options, 8, node_of, 1};
+    CASE("with a node map");
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+        move_with(problems[i], &options, pool, ROWS, PADDED);
+}
+
+static const char *any_number(struct random *r)
+{
+    static const char *const numbers[] = {"f64", "f32", "f16", "bf16", "i64", "i32",
+                                          "i16", "i8",  "u32", "u16",  "u8",  "bool"};
+    return numbers[random_below(r, sizeof numbers / sizeof *numbers)];
+}
+
+static void random_casts(rsd_pool *pool, int count)
+{
+    struct random r = {20251117};
+    CASE("%d random problems with casts", count);
+    for (int i = 0; i < count; i++) {
+        char a[2048], b[2048], problem[4400];
+        const char *from = any_number(&r), *to = any_number(&r);
+        struct random_tensor t = random_tensor(&r, from);
+        random_side(&r, &t, i % 4 == 3 ? "max" : NULL, a, sizeof a);
+        random_side(&r, &t, NULL, b, sizeof b);
+        snprintf(problem, sizeof problem, "%s : %s -> %s %s", t.text, a, to, b);
+        enum arrangement from_as = (enum arrangement)random_below(&r, 3);
+        enum arrangement to_as = (enum arrangement)random_below(&r, 3);
+        if (!move(problem, i % 2 ? pool : NULL, from_as, to_as))
+            return;
+    }
+}
+
 static void random_problems(rsd_pool *pool, int count)
 {
     static const char *const dtypes[] = {"f32", "u8", "c128", "bf16", "i64", "f8e4m3"};
@@ -297,7 +342,9 @@ int main(int argc, char **argv)
     wrong_strides();
     pool_outlived();
     forked(pool);
+    nodes(pool);
     random_problems(pool, count);
+    random_casts(pool, count / 4);
     rsd_pool_free(pool);
     return tap_end();
 }

@@ -176,6 +176,8 @@ static void syntax_errors(void)
     FAILS(RSD_EINVAL, "column 14: expected '->'", rsd_problem_parse("f32[4] : 2:S0", &a, &b));
     FAILS(RSD_EINVAL, "column 23: dim 1", rsd_problem_parse("f32[4] : 2:S0 -> 4:  S1", &a, &b));
     FAILS(RSD_EINVAL, "expected a rank", rsd_problem_parse("f32[4] : 2 ranks=0- -> 4:S0", &a, &b));
+    FAILS(RSD_EINVAL, "'=' after the name",
+          rsd_problem_parse("f32[4] : 2:S0 -> bf17 4:S0", &a, &b));
     CHECK(!a && !b);
 }
 

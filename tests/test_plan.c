@@ -119,7 +119,7 @@ static void digests(void)
     digest_of("f32 [8,8]: dp=4 : S(-2) -> 4 ranks=0-3 : S1", NULL, again);
     CHECK(strcmp(digest[0], again) == 0, "names of axes and spelling are not part of it");
     const int32_t nodes_of[] = {0, 0, 1, 1};
-    rsd_plan_options options = {sizeof options, 4, nodes_of};
+    rsd_plan_options options = {sizeof options, 4, nodes_of, 1};
     digest_of(different[0], &options, again);
     CHECK(strcmp(digest[0], again) != 0, "options are part of it");
     CHECK(strcmp(digest[0], "8f99f2cc7a857b01d505d235cba7c883") == 0, "it is %s", digest[0]);
@@ -168,7 +168,7 @@ static void inverses(void)
         rsd_plan_free(plan);
     }
     const int32_t eight[8] = {0, 0, 0, 0, 1, 1, 1, 1};
-    rsd_plan_options options = {sizeof options, 8, eight};
+    rsd_plan_options options = {sizeof options, 8, eight, 0};
     if (make("f32[8,8] : 4:S0 -> 4:S1", &options, &plan)) {
         rsd_layout *larger; /* the node map lists all ranks of this one too */
         OK(rsd_layout_parse("f32[8,8] @ 8:S0", &larger));
@@ -184,6 +184,78 @@ static void inverses(void)
         rsd_plan_free(backward);
         rsd_plan_free(plan);
     }
+}
+
+/* ---- casts ---- */
+
+static void check_sent(const char *problem, int64_t total, int64_t kept, int64_t moved,
+                       int64_t least)
+{
+    const rsd_plan_options options = {.struct_nbytes = sizeof options, .cast = 1};
+    rsd_plan *plan;
+    if (!make(problem, &options, &plan))
+        return;
+    rsd_totals t = totals_of(plan);
+    CHECK(t.nbytes_total == total && t.nbytes_kept == kept && t.nbytes_moved == moved &&
+              t.nbytes_least == least,
+          "%s: total %lld, kept %lld, moved %lld, least %lld", problem, (long long)t.nbytes_total,
+          (long long)t.nbytes_kept, (long long)t.nbytes_moved, (long long)t.nbytes_least);
+    rsd_plan_free(plan);
+}
+
+static void casts(void)
+{
+    const rsd_plan_options options = {.struct_nbytes = sizeof options, .cast = 1};
+    rsd_plan *plan, *other;
+    rsd_layout *gradient, *a, *b;
+    char digest[RSD_DIGEST_NCHARS], again[RSD_DIGEST_NCHARS], *text;
+    CASE("elements that are converted are sent in the narrower dtype");
+    check_sent("f32[8,8] : 2:S0 -> bf16 2:S1", 128, 64, 64, 64);
+    check_sent("bf16[8,8] : 2:S0 -> f32 2:S1", 256, 64, 64, 64);
+    check_sent("bf16[8,8] : 2:S0 -> f16 2:S1", 128, 64, 64, 64);
+    check_sent("f32[8,8] : { 0:4 | 4:8 } -> bf16 2:S1", 128, 64, 64, 64);
+    CASE("partial values are sent in the dtype of the source, and results in that of the "
+         "destination");
+    check_sent("f32[8,8] : 2:P -> bf16 2:S0", 128, 256, 256, 256);
+    check_sent("f32[8,8] : 2:P -> bf16 2:R", 256, 256, 256 + 128, 256 + 128);
+    check_sent("bf16[8,8] : 2:P -> f32 2:R", 512, 128, 128 + 256, 128 + 128);
+    CASE("a cast is part of the digest, of the inverse and of the backward plan");
+    digest_of("f32[8,8] : 4:S0 -> 4:S1", NULL, digest);
+    digest_of("f32[8,8] : 4:S0 -> 4:S1", &options, again);
+    CHECK(strcmp(digest, again) == 0, "the option alone changes nothing");
+    digest_of("f32[8,8] : 4:S0 -> bf16 4:S1", &options, again);
+    CHECK(strcmp(digest, again) != 0);
+    if (make("f32[8,8] : 4:S0 -> bf16 4:S1", &options, &plan)) {
+        prints(plan, "f32[8,8] : 4 : S(0) -> bf16 4 : S(1)");
+        OK(rsd_plan_inverse(plan, &other));
+        prints(other, "bf16[8,8] : 4 : S(1) -> f32 4 : S(0)");
+        rsd_plan_free(other);
+        OK(rsd_layout_parse("bf16[8,8] @ 4:P", &gradient));
+        OK(rsd_plan_backward(plan, gradient, &other));
+        prints(other, "bf16[8,8] : 4 : P(sum) -> f32 4 : S(0)");
+        rsd_plan_free(other);
+        rsd_layout_free(gradient);
+        OK(rsd_plan_explain(plan, RSD_EXPLAIN_JSON, &text));
+        CHECK(strstr(text, "\"dtype\": \"f32\", \"shape\": [8, 8], \"dst_dtype\": \"bf16\"") !=
+                  NULL,
+              "%s", text);
+        rsd_free(text);
+        OK(rsd_plan_explain(plan, 0, &text));
+        CHECK(strstr(text, "\ncast     f32 to bf16\n") != NULL, "%s", text);
+        rsd_free(text);
+        rsd_plan_free(plan);
+    }
+    CASE("casts that do not exist, and those that were not asked for, are refused");
+    OK(rsd_problem_parse("f8e4m3[8] : 2:S0 -> bf16 2:R", &a, &b));
+    FAILS(RSD_EUNSUPPORTED, "f8e4m3 cannot be converted to bf16",
+          rsd_plan_new(a, b, &options, &plan));
+    FAILS(RSD_EMISMATCH, "source f8e4m3, destination bf16", rsd_plan_new(a, b, NULL, &plan));
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    OK(rsd_problem_parse("c64[8] : 2:S0 -> f32 2:R", &a, &b));
+    FAILS(RSD_EUNSUPPORTED, "c64 cannot be converted to f32", rsd_plan_new(a, b, &options, &plan));
+    rsd_layout_free(a);
+    rsd_layout_free(b);
 }
 
 /* ---- what cannot be planned ---- */
@@ -387,6 +459,7 @@ int main(void)
     replicas();
     digests();
     inverses();
+    casts();
     refusals();
     explanations();
     structs_that_grow();

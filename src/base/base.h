@@ -235,6 +235,9 @@ void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS]);
 /* Returns whether values of the dtype can be combined by the reduction. */
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce);
 
+/* Returns whether elements of one dtype can be converted to another. */
+bool dtype_casts(rsd_dtype from, rsd_dtype to);
+
 /* The names in torch, such as "float32". They return NULL for an invalid dtype, and 0 for an unknown name. */
 const char *dtype_to_torch(rsd_dtype dtype);
 rsd_dtype dtype_from_torch(struct slice name);

@@ -1,4 +1,4 @@
-/* dtype.c - the element types: names, sizes, and which reductions each one has. */
+/* dtype.c - the element types: names, sizes, and which reductions and casts each one has. */
 #include "base.h"
 
 #include <string.h>
@@ -113,11 +113,21 @@ rsd_status rsd_reduce_parse(const char *name, rsd_reduce *reduce)
     return text_unknown("reduction", name, NREDUCTIONS, reductions);
 }
 
+static enum class class_of_dtype(rsd_dtype dtype) {
+    return is_dtype(dtype) ? dtypes[dtype].class : OPAQUE;
+}
+
+bool dtype_casts(rsd_dtype from, rsd_dtype to)
+{
+    enum class a = class_of_dtype(from), b = class_of_dtype(to);
+    return from == to || (a != OPAQUE && b != OPAQUE && (a == COMPLEX) == (b == COMPLEX));
+}
+
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce)
 {
     bool bitwise =
         reduce == RSD_REDUCE_BAND || reduce == RSD_REDUCE_BOR || reduce == RSD_REDUCE_BXOR;
-    switch (is_dtype(dtype) ? dtypes[dtype].class : OPAQUE) {
+    switch (class_of_dtype(dtype)) {
     case FLOATING:
         return !bitwise;
     case INTEGER:

@@ -26,7 +26,7 @@ static rsd_status add_target(struct target_list *targets, const rsd_tensor_info 
     name.nbytes = strlen(name.bytes);
     if (!name.nbytes)
         return fail(RSD_EINVAL, "the new name is empty");
-    if (!cast_supported(given->dtype, tensor->dtype))
+    if (!dtype_casts(tensor->dtype, given->dtype))
         return fail(RSD_EUNSUPPORTED, "%s cannot be converted to %s", rsd_dtype_name(tensor->dtype),
                     rsd_dtype_name(given->dtype) ? rsd_dtype_name(given->dtype)
                                                  : "an invalid dtype");

@@ -238,7 +238,7 @@ static rsd_status match_tensor(struct comparing *c, size_t index, bool *matched)
         c->options.map ? c->options.map(c->options.map_context, &tensor, &target) : RSD_OK;
     rsd_layout_free(target.layout);
     TRY(status);
-    if (target.keep && !cast_supported(target.dtype, tensor.dtype))
+    if (target.keep && !dtype_casts(tensor.dtype, target.dtype))
         return fail(RSD_EUNSUPPORTED, "%s: %s cannot be converted to %s", tensor.name,
                     rsd_dtype_name(tensor.dtype),
                     rsd_dtype_name(target.dtype) ? rsd_dtype_name(target.dtype)
@@ -341,7 +341,7 @@ static void format_number(char *text, size_t capacity, rsd_dtype dtype, const un
     } else if (dtype == RSD_I64 || dtype == RSD_I32 || dtype == RSD_I16 || dtype == RSD_I8) {
         cast_elements(RSD_I64, &integer, dtype, bytes, 1);
         snprintf(text, capacity, "%lld", (long long)integer);
-    } else if (cast_supported(RSD_U64, dtype)) {
+    } else if (dtype_casts(dtype, RSD_U64)) {
         cast_elements(RSD_U64, &natural, dtype, bytes, 1);
         snprintf(text, capacity, "%llu", (unsigned long long)natural);
     } else { /* no number: its bits */

@@ -32,8 +32,8 @@ static int64_t box_in_tensor(const struct catalog *catalog, const struct stored_
     const int64_t *lo = tensor_box_lo(catalog, tensor, box);
     int64_t whole[RSD_MAX_DIMS], zeros[RSD_MAX_DIMS] = {0};
     box_packed_strides(tensor->ndim, tensor_shape(catalog, tensor), element_nbytes, whole);
-    *loops = box_loops(tensor->ndim, tensor_box_len(catalog, tensor, box), element_nbytes, strides,
-                       whole);
+    *loops = box_loops(tensor->ndim, tensor_box_len(catalog, tensor, box),
+                       element_of_bytes(element_nbytes), strides, whole);
     return tensor_nbytes(catalog, tensor) - box_offset(tensor->ndim, lo, zeros, whole) -
            (int64_t)loops->run;
 }

@@ -36,7 +36,7 @@ static rsd_status check_target(const struct loading *loading, const struct store
     if (layout->dtype != tensor->dtype && !loading->options.allow_cast)
         return fail(RSD_EMISMATCH, "dtype differs: checkpoint %s, layout %s",
                     rsd_dtype_name(tensor->dtype), rsd_dtype_name(layout->dtype));
-    if (!cast_supported(layout->dtype, tensor->dtype))
+    if (!dtype_casts(tensor->dtype, layout->dtype))
         return fail(RSD_EUNSUPPORTED, "%s cannot be converted to %s", rsd_dtype_name(tensor->dtype),
                     rsd_dtype_name(layout->dtype));
     if (layout->terms.ndigits > 0)

@@ -99,8 +99,8 @@ static uint64_t region_cost(const struct source *source, const int64_t *len)
     if (source->array.stream)
         return source->array.nbytes;
     box_packed_strides(source->ndim, len, source->element_nbytes, packed);
-    struct loops loops =
-        box_loops(source->ndim, len, source->element_nbytes, source->array.strides, packed);
+    struct loops loops = box_loops(source->ndim, len, element_of_bytes(source->element_nbytes),
+                                   source->array.strides, packed);
     for (int32_t i = 0; i < loops.n; i++)
         nrows *= (uint64_t)loops.loop[i].count;
     return nrows > UINT64_MAX / (ROW_COST + loops.run) / 2 ? UINT64_MAX / 2

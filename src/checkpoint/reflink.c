@@ -82,7 +82,8 @@ static bool find_piece_run(const struct writer *writer, struct transfer *transfe
         return false;
     box_packed_strides(transfer->ndim, len, transfer->element_nbytes, packed);
     box_packed_strides(transfer->ndim, sink->len, transfer->element_nbytes, strides);
-    if (box_loops(transfer->ndim, len, transfer->element_nbytes, strides, packed).n > 0)
+    if (box_loops(transfer->ndim, len, element_of_bytes(transfer->element_nbytes), strides, packed)
+            .n > 0)
         return false;
     run->from = source->array.offset + at;
     run->to = extent->offset + item->head + sink_offset(sink, lo);

@@ -414,7 +414,7 @@ static rsd_status write_rows(struct writer *writer, const struct sink *sink, con
         packed *= len[d];
         stride *= shape[d];
     }
-    loops_finish(&loops, (size_t)element_nbytes);
+    loops_finish(&loops, element_of_bytes((size_t)element_nbytes));
     do
         TRY(write_bytes(writer, extent->file, (uint64_t)to, block + from, loops.run));
     while (loops_next(&loops, index, &from, &to));

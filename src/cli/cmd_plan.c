@@ -160,8 +160,9 @@ static rsd_status print_plan(const rsd_plan *plan, const struct plan_request *re
 static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long ranks_per_node,
                          rsd_plan **plan)
 {
+    rsd_plan_options options = {.struct_nbytes = sizeof options, .cast = 1};
     if (ranks_per_node == 0)
-        return cli_fail_status("plan", rsd_plan_new(src, dst, NULL, plan));
+        return cli_fail_status("plan", rsd_plan_new(src, dst, &options, plan));
     int64_t world = rsd_layout_world(src) > rsd_layout_world(dst) ? rsd_layout_world(src)
                                                                   : rsd_layout_world(dst);
     if (world > MOST_RANKS_ON_NODES)
@@ -170,9 +171,9 @@ static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long
     int32_t *node_of = cli_need_memory(calloc((size_t)world + 1, sizeof *node_of));
     for (int64_t rank = 0; rank < world; rank++)
         node_of[rank] = (int32_t)(rank / ranks_per_node);
-    rsd_plan_options on_nodes = {
-        .struct_nbytes = sizeof on_nodes, .nranks = world, .node_of = node_of};
-    rsd_status status = rsd_plan_new(src, dst, &on_nodes, plan);
+    options.nranks = world;
+    options.node_of = node_of;
+    rsd_status status = rsd_plan_new(src, dst, &options, plan);
     free(node_of);
     return cli_fail_status("plan", status);
 }

@@ -55,18 +55,17 @@ void cuda_ops_free(struct cuda_ops *ops); /* accepts NULL */
 void cuda_ops_clear(struct cuda_ops *ops);
 bool cuda_ops_is_empty(const struct cuda_ops *ops);
 
-/* Bytes [begin, end) of rows of `run` bytes, which are numbered through all loops, outermost first. Arrays are
- * numbers of addresses that a launch is given. Of a cast, run, begin and end count elements. */
+/* Units [begin, end) of rows of `run` units, which are numbered through all loops, outermost first. Units are bytes, or
+ * numbers that are converted. Arrays are numbers of addresses that a launch is given. */
 struct cuda_copy {
     uint32_t src, dst;
     int64_t src_offset, dst_offset; /* bytes */
+    struct element element;
     int64_t run, begin, end;
     const struct loop *loops;
     int32_t nloops;
 };
 rsd_status cuda_ops_add_copy(struct cuda_ops *ops, const struct cuda_copy *copy);
-rsd_status cuda_ops_add_cast(struct cuda_ops *ops, const struct cuda_copy *cast, rsd_dtype from,
-                             rsd_dtype to);
 
 /* A box that is combined from terms. Its loops count elements, and only their dst_stride is used. Its terms
  * must be added next, each with one stride per loop. */

@@ -34,13 +34,14 @@ struct gpu_copy {
     gpu_u32 align, from, to, unused;
 };
 
-/* Elements [begin, end) of loops, each combined from nterms terms in their order. `neighbours` elements of the
- * innermost loop are contiguous in the result and in all terms; this number divides the count of the loop. */
+/* Elements [begin, end) of loops, each combined from nterms terms of `dtype` in their order, and converted to the dtype
+ * `to`. `neighbours` elements of the innermost loop are contiguous in the result and in all terms; this number divides
+ * the count of the loop. */
 struct gpu_sum {
     gpu_i64 first_tile;
     gpu_i64 dst_offset, begin, end, divisor;
     gpu_u32 dst, first_loop, nloops, first_term, nterms;
-    gpu_u32 dtype, reduce, neighbours;
+    gpu_u32 dtype, to, reduce, neighbours, unused;
 };
 
 /* A term: an array, and the strides of its loops in a list of their own. */

@@ -75,10 +75,24 @@ static struct gpu_copy table_entry(const struct cuda_ops *ops, const struct cuda
                              .nloops = (gpu_u32)copy->nloops};
 }
 
+static rsd_status add_cast(struct cuda_ops *ops, const struct cuda_copy *cast)
+{
+    TRY(GROW(ops->casts, ops->casts_capacity, ops->ncasts + 1));
+    struct gpu_copy *entry = &ops->casts[ops->ncasts];
+    *entry = table_entry(ops, cast);
+    entry->from = (gpu_u32)cast->element.from;
+    entry->to = (gpu_u32)cast->element.to;
+    TRY(add_loops(ops, cast->loops, cast->nloops));
+    ops->ncasts++;
+    return RSD_OK;
+}
+
 rsd_status cuda_ops_add_copy(struct cuda_ops *ops, const struct cuda_copy *copy)
 {
     if (copy->begin == copy->end)
         return RSD_OK;
+    if (copy->element.from)
+        return add_cast(ops, copy);
     TRY(GROW(ops->copies, ops->copies_capacity, ops->ncopies + 1));
     struct gpu_copy *entry = &ops->copies[ops->ncopies];
     *entry = table_entry(ops, copy);
@@ -88,27 +102,12 @@ rsd_status cuda_ops_add_copy(struct cuda_ops *ops, const struct cuda_copy *copy)
     return RSD_OK;
 }
 
-rsd_status cuda_ops_add_cast(struct cuda_ops *ops, const struct cuda_copy *cast, rsd_dtype from,
-                             rsd_dtype to)
-{
-    if (cast->begin == cast->end)
-        return RSD_OK;
-    TRY(GROW(ops->casts, ops->casts_capacity, ops->ncasts + 1));
-    struct gpu_copy *entry = &ops->casts[ops->ncasts];
-    *entry = table_entry(ops, cast);
-    entry->from = (gpu_u32)from;
-    entry->to = (gpu_u32)to;
-    TRY(add_loops(ops, cast->loops, cast->nloops));
-    ops->ncasts++;
-    return RSD_OK;
-}
-
 /* Returns how many neighbours a thread combines at once: several if they are contiguous in the result. */
 static uint32_t count_neighbours(const struct cuda_sum *sum)
 {
     const struct loop *inner = sum->nloops ? &sum->loops[sum->nloops - 1] : NULL;
     rsd_dtype dtype = sum->reduction.dtype;
-    bool contiguous = inner && inner->dst_stride == (int64_t)rsd_dtype_nbytes(dtype) &&
+    bool contiguous = inner && inner->dst_stride == (int64_t)rsd_dtype_nbytes(sum->reduction.to) &&
                       inner->count % GPU_MAX_PARTS == 0;
     return contiguous && dtype != RSD_C64 && dtype != RSD_C128 ? GPU_MAX_PARTS : 1;
 }
@@ -128,6 +127,7 @@ rsd_status cuda_ops_add_sum(struct cuda_ops *ops, const struct cuda_sum *sum)
                                              .first_term = (gpu_u32)ops->nterms,
                                              .nterms = (gpu_u32)sum->reduction.nterms,
                                              .dtype = (gpu_u32)sum->reduction.dtype,
+                                             .to = (gpu_u32)sum->reduction.to,
                                              .reduce = (gpu_u32)sum->reduction.reduce,
                                              .neighbours = count_neighbours(sum)};
     TRY(add_loops(ops, sum->loops, sum->nloops));

@@ -270,8 +270,14 @@ CALLED void gpu_reduce_parts(struct gpu_element given, struct gpu_sum given_sum)
             gpu_multiply_complex(dtype, result, parts);
     }
     char *out = gpu_element_result(element);
-    for (gpu_u32 i = 0; i < nparts; i++)
-        gpu_store_bits(out + i * nbytes, nbytes, gpu_reduced_part(dtype, sum->divisor, result[i]));
+    gpu_u32 to = gpu_part_dtype(sum->to);
+    gpu_u32 to_nbytes = gpu_nbytes(to);
+    for (gpu_u32 i = 0; i < nparts; i++) {
+        gpu_u64 bits = gpu_reduced_part(dtype, sum->divisor, result[i]);
+        if (to != dtype)
+            bits = gpu_cast(to, dtype, bits & ~(gpu_u64)0 >> (64 - 8 * nbytes));
+        gpu_store_bits(out + i * to_nbytes, to_nbytes, bits);
+    }
 }
 
 /* Whether four neighbours of 2 or 4 bytes are whole words of 8 bytes in the result and in all terms. */
@@ -323,7 +329,8 @@ DEVICE void gpu_reduce_words(const struct gpu_element *element, gpu_u32 dtype)
 DEVICE void gpu_reduce_element(const struct gpu_element *element)
 {
     gpu_u32 dtype = element->sum->dtype;
-    int wide = (dtype == GPU_F32 || dtype == GPU_BF16) && element->sum->reduce <= GPU_AVG && gpu_has_words(element);
+    int wide = (dtype == GPU_F32 || dtype == GPU_BF16) && element->sum->to == dtype &&
+               element->sum->reduce <= GPU_AVG && gpu_has_words(element);
     if (wide && dtype == GPU_F32)
         gpu_reduce_words(element, GPU_F32);
     else if (wide)

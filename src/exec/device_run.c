@@ -17,15 +17,15 @@ struct device_run {
 rsd_status device_add_copy(struct cuda_ops *ops, const struct program *program,
                            const struct copy_op *op, struct array_bases from, int64_t first_dst)
 {
-    int64_t nbytes = op->block.nrows * (int64_t)op->block.run;
     return cuda_ops_add_copy(
         ops, &(struct cuda_copy){
                  .src = (uint32_t)(op->src + (op->from_destination ? from.dst : from.src)),
                  .dst = (uint32_t)(op->dst + first_dst),
                  .src_offset = op->src_offset,
                  .dst_offset = op->dst_offset,
+                 .element = op->block.element,
                  .run = (int64_t)op->block.run,
-                 .end = nbytes,
+                 .end = op->block.nrows * (int64_t)op->block.run,
                  .loops = program->loops + op->first_loop,
                  .nloops = op->block.nloops});
 }

@@ -18,7 +18,7 @@ struct array_box {
     int64_t array, offset; /* offset in bytes */
     int32_t plan;
     bool from_destination;
-    struct packed_box packed; /* its loops are exchange.loops from first_loop on */
+    struct packed_box packed; /* as it is sent; its loops are exchange.loops from first_loop on */
     size_t first_loop;
 };
 

@@ -134,7 +134,7 @@ static rsd_status make_channels(struct exchange *x)
     for (size_t i = 0; i < x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
         if (op->peer == x->rank)
-            nbytes += op->block.nrows * (int64_t)op->block.run;
+            nbytes += block_nbytes(&op->block);
     }
     x->stream = nbytes >= STREAM_MIN_TOTAL;
     TRY(add_buffers(x));

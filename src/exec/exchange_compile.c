@@ -23,10 +23,10 @@ struct rank_compiler {
 
 /* Appends the loops of a box to the list of the exchange. The list may be reallocated, so the box has an index. */
 static rsd_status fill_loops(struct exchange *x, struct array_box *box, int32_t ndim,
-                             const int64_t *len, const int64_t *strides, size_t element_nbytes)
+                             const int64_t *len, const int64_t *strides, struct element element)
 {
     struct loop loops[RSD_MAX_DIMS];
-    box->packed = box_packed(ndim, len, element_nbytes, strides, x->by_columns, loops);
+    box->packed = box_packed(ndim, len, element, strides, x->by_columns, loops);
     box->packed.loops = NULL;
     box->first_loop = x->nloops;
     TRY(GROW(x->loops, x->loops_capacity, x->nloops + (size_t)box->packed.nloops));
@@ -51,7 +51,7 @@ static rsd_status fill_box(struct rank_compiler *c, const rsd_piece *piece, bool
     for (int32_t d = 0; d < layout->ndim; d++)
         box->offset += at[d] * strides[d];
     return fill_loops(c->x, box, layout->ndim, piece->box.len, strides,
-                      rsd_dtype_nbytes(layout->dtype));
+                      element_of(layout->dtype, plan_sent_dtype(c->plan, piece)));
 }
 
 void array_box_pack(const struct exchange *x, const struct array_box *box, const char *base,
@@ -77,6 +77,7 @@ struct piece_box {
     struct array_box box;
     int32_t peer, stage;
     bool reduce;
+    size_t number_nbytes; /* of the numbers of a message that are converted; 0: none are */
     size_t order;
 };
 
@@ -85,6 +86,8 @@ struct piece_list {
     size_t n, capacity;
 };
 
+/* Numbers that are converted must not be cut by the end of a chunk, so the widest come first: chunks consist of
+ * multiples of 64 bytes. Chunks of terms begin with a box. */
 static int compare_outgoing(const void *a, const void *b)
 {
     const struct piece_box *x = a, *y = b;
@@ -94,6 +97,8 @@ static int compare_outgoing(const void *a, const void *b)
         return x->peer < y->peer ? -1 : 1;
     if (x->reduce != y->reduce)
         return x->reduce ? 1 : -1;
+    if (x->number_nbytes != y->number_nbytes && !x->reduce)
+        return x->number_nbytes > y->number_nbytes ? -1 : 1;
     return (x->order > y->order) - (x->order < y->order);
 }
 
@@ -124,15 +129,18 @@ static rsd_status make_messages(struct exchange *x, struct piece_list *pieces,
 }
 
 /* Adds a piece to the list of pieces to send or receive. */
-static rsd_status append_piece(struct piece_list *pieces, const struct array_box *box, int32_t peer,
-                               const rsd_piece *piece)
+static rsd_status append_piece(struct rank_compiler *c, struct piece_list *pieces,
+                               const struct array_box *box, int32_t peer, const rsd_piece *piece)
 {
+    bool casts = c->plan->src->dtype != c->plan->dst->dtype;
     TRY(GROW(pieces->list, pieces->capacity, pieces->n + 1));
-    pieces->list[pieces->n] = (struct piece_box){.box = *box,
-                                                 .peer = peer,
-                                                 .stage = piece->stage,
-                                                 .reduce = piece->reduce,
-                                                 .order = pieces->n};
+    pieces->list[pieces->n] = (struct piece_box){
+        .box = *box,
+        .peer = peer,
+        .stage = piece->stage,
+        .reduce = piece->reduce,
+        .number_nbytes = casts ? rsd_dtype_nbytes(plan_sent_dtype(c->plan, piece)) : 0,
+        .order = pieces->n};
     pieces->n++;
     return RSD_OK;
 }
@@ -147,12 +155,14 @@ static rsd_status add_combined_term(struct rank_compiler *c, const rsd_piece *pi
     if (!last || last->nterms == (size_t)last->reduction.nterms) {
         TRY(GROW(x->combined, x->combined_capacity, x->ncombined + 1));
         last = &x->combined[x->ncombined++];
-        *last = (struct combined_box){.reduction = {.dtype = c->plan->src->dtype,
-                                                    .reduce = c->plan->reduce,
-                                                    .divisor = c->plan->divisor,
-                                                    .nterms = c->plan->reduced.total},
-                                      .to = to,
-                                      .first_term = x->nterms};
+        *last =
+            (struct combined_box){.reduction = {.dtype = c->plan->src->dtype,
+                                                .to = c->plan->src->dtype, /* the box converts it */
+                                                .reduce = c->plan->reduce,
+                                                .divisor = c->plan->divisor,
+                                                .nterms = c->plan->reduced.total},
+                                  .to = to,
+                                  .first_term = x->nterms};
     }
     struct combined_term term = {.peer = piece->from};
     if (piece->from == c->rank)
@@ -169,7 +179,7 @@ static rsd_status add_own_copy(struct rank_compiler *c, const rsd_piece *piece)
     int64_t from = piece->from_array - (piece->from_destination ? c->first_dst : c->first_src);
     int64_t to = piece->to_array - c->first_dst;
     return program_add_piece(
-        &c->x->program, piece, rsd_dtype_nbytes(c->plan->src->dtype),
+        &c->x->program, c->plan, piece,
         (piece->from_destination ? c->dst_strides : c->src_strides) + from * ndim,
         c->dst_strides + to * ndim, from + (piece->from_destination ? c->dst_base : c->src_base),
         to + c->dst_base);
@@ -191,7 +201,7 @@ static rsd_status compile_piece(struct rank_compiler *c, const rsd_piece *piece,
     if (own)
         return side == RSD_RECEIVES && !piece->reduce ? add_own_copy(c, piece) : RSD_OK;
     TRY(fill_box(c, piece, side == RSD_SENDS, &box));
-    return append_piece(pieces, &box, side == RSD_SENDS ? piece->to : piece->from, piece);
+    return append_piece(c, pieces, &box, side == RSD_SENDS ? piece->to : piece->from, piece);
 }
 
 /* Adds all pieces that this rank sends or receives in a plan. */
@@ -385,19 +395,19 @@ static rsd_status compile_host_piece(struct rank_compiler *c, const struct host_
                                      const rsd_piece *piece, struct combined_term *term)
 {
     struct exchange *x = c->x;
-    size_t element_nbytes = rsd_dtype_nbytes(c->plan->src->dtype);
     int32_t ndim = c->plan->src->ndim;
     int64_t array;
     const int64_t *there = host_strides(c, host, piece, &array);
     if (!term)
-        return program_add_piece(&x->program, piece, element_nbytes, there,
+        return program_add_piece(&x->program, c->plan, piece, there,
                                  c->dst_strides + (piece->to_array - c->first_dst) * ndim, array,
                                  piece->to_array - c->first_dst + c->dst_base);
     term->box = (struct array_box){
         .array = array, .plan = c->number, .from_destination = piece->from_destination != 0};
     for (int32_t d = 0; d < ndim; d++)
         term->box.offset += piece->from_at[d] * there[d];
-    return fill_loops(x, &term->box, ndim, piece->box.len, there, element_nbytes);
+    return fill_loops(x, &term->box, ndim, piece->box.len, there,
+                      element_of(c->plan->src->dtype, c->plan->src->dtype));
 }
 
 /* Whether every term of a reduction lies in an array of this rank, or of one on its host. */

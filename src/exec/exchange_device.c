@@ -337,9 +337,10 @@ rsd_status exchange_device_add_box(struct exchange *x, const struct array_box *b
                              .dst = sending ? packed_number : array_number,
                              .src_offset = sending ? box->offset : -(int64_t)at,
                              .dst_offset = sending ? -(int64_t)at : box->offset,
+                             .element = sending ? rows->element : element_turned(rows->element),
                              .run = (int64_t)rows->run,
-                             .begin = (int64_t)at,
-                             .end = (int64_t)(at + n),
+                             .begin = (int64_t)at / rows->element.dst_unit,
+                             .end = (int64_t)(at + n) / rows->element.dst_unit,
                              .loops = turned,
                              .nloops = rows->nloops};
     return cuda_ops_add_copy(device->ops, &copy);

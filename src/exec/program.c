@@ -1,4 +1,4 @@
-/* program.c - a plan compiled into loops over bytes, for arrays with given strides.
+/* program.c - a plan compiled into loops over bytes or numbers, for arrays with given strides.
  *
  * If both layouts are formulas, the overlaps of one array with one rank often repeat along a dim at a constant
  * distance, for example in a block-cyclic layout. Such overlaps are one progression:
@@ -21,8 +21,8 @@ static rsd_status append_copy(struct program *program, struct copy_op op, const 
 {
     TRY(GROW(program->copies, program->copies_capacity, program->ncopies + 1));
     op.first_loop = program->nloops;
-    op.block = (struct block){.run = loops->run, .nloops = loops->n};
-    int64_t nbytes = (int64_t)loops->run;
+    op.block = (struct block){.run = loops->run, .element = loops->element, .nloops = loops->n};
+    int64_t nbytes = (int64_t)loops->run * loops->element.dst_unit;
     TRY(GROW(program->loops, program->loops_capacity, program->nloops + (size_t)loops->n));
     for (int32_t i = 0; i < loops->n; i++) {
         program->loops[program->nloops++] = loops->loop[i];
@@ -41,14 +41,16 @@ static rsd_status append_long_copy(struct program *program, struct copy_op op, s
         return append_copy(program, op, loops);
     struct loops rest = *loops;
     int64_t nrows = (int64_t)(loops->run / ROW);
+    int64_t src_row = (int64_t)ROW * loops->element.src_unit,
+            dst_row = (int64_t)ROW * loops->element.dst_unit;
     loops->run = ROW;
-    loops_add(loops, nrows, ROW, ROW);
+    loops_add(loops, nrows, src_row, dst_row);
     TRY(append_copy(program, op, loops));
     rest.run %= ROW;
     if (rest.run == 0)
         return RSD_OK;
-    op.src_offset += nrows * ROW;
-    op.dst_offset += nrows * ROW;
+    op.src_offset += nrows * src_row;
+    op.dst_offset += nrows * dst_row;
     return append_copy(program, op, &rest);
 }
 
@@ -56,7 +58,7 @@ void program_finish(struct program *program)
 {
     for (size_t i = 0; i < program->ncopies; i++) {
         struct block *block = &program->copies[i].block;
-        *block = copy_block_of(block->run, block->nloops,
+        *block = copy_block_of(block->run, block->element, block->nloops,
                                program->loops + program->copies[i].first_loop);
     }
 }
@@ -191,7 +193,7 @@ static rsd_status add_combination(const struct plan_compiler *c, const struct re
         loops_add(&loops, one->count, one->src_step * src_strides[d],
                   one->dst_step * dst_strides[d]);
     }
-    loops_finish(&loops, rsd_dtype_nbytes(plan->src->dtype));
+    loops_finish(&loops, element_of(plan->src->dtype, plan->dst->dtype));
     return append_long_copy(c->program, op, &loops);
 }
 
@@ -241,11 +243,12 @@ static int64_t byte_offset(int32_t ndim, const int64_t *at, const int64_t *strid
     return offset;
 }
 
-rsd_status program_add_piece(struct program *program, const rsd_piece *piece, size_t element_nbytes,
+rsd_status program_add_piece(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
                              const int64_t *from_strides, const int64_t *to_strides, int64_t src,
                              int64_t dst)
 {
     int32_t ndim = piece->box.ndim;
+    const rsd_layout *from = piece->from_destination ? plan->dst : plan->src;
     struct copy_op op = {.src = src,
                          .dst = dst,
                          .src_offset = byte_offset(ndim, piece->from_at, from_strides),
@@ -256,7 +259,7 @@ rsd_status program_add_piece(struct program *program, const rsd_piece *piece, si
     struct loops loops = {0};
     for (int32_t d = 0; d < ndim; d++)
         loops_add(&loops, piece->box.len[d], from_strides[d], to_strides[d]);
-    loops_finish(&loops, element_nbytes);
+    loops_finish(&loops, element_of(from->dtype, plan->dst->dtype));
     return append_long_copy(program, op, &loops);
 }
 
@@ -264,8 +267,7 @@ static rsd_status add_copy(const struct plan_compiler *c, const rsd_piece *piece
 {
     const int64_t *from = piece->from_destination ? dst_strides_of(c, piece->from_array)
                                                   : src_strides_of(c, piece->from_array);
-    return program_add_piece(c->program, piece, rsd_dtype_nbytes(c->plan->src->dtype), from,
-                             dst_strides_of(c, piece->to_array),
+    return program_add_piece(c->program, c->plan, piece, from, dst_strides_of(c, piece->to_array),
                              (piece->from_destination ? c->first_dst : c->first_src) +
                                  piece->from_array,
                              c->first_dst + piece->to_array);
@@ -275,12 +277,12 @@ static rsd_status add_copy(const struct plan_compiler *c, const rsd_piece *piece
 static rsd_status start_sum(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
                             const int64_t *to_strides, int64_t dst)
 {
-    struct sum_op sum = {
-        .dst = dst,
-        .dst_offset = byte_offset(plan->dst->ndim, piece->to_at, to_strides),
-        .first_loop = (int64_t)program->nloops,
-        .first_term = (int64_t)program->nterms,
-        .reduction = {plan->src->dtype, plan->reduce, plan->divisor, plan->reduced.total}};
+    struct sum_op sum = {.dst = dst,
+                         .dst_offset = byte_offset(plan->dst->ndim, piece->to_at, to_strides),
+                         .first_loop = (int64_t)program->nloops,
+                         .first_term = (int64_t)program->nterms,
+                         .reduction = {plan->src->dtype, plan->dst->dtype, plan->reduce,
+                                       plan->divisor, plan->reduced.total}};
     TRY(GROW(program->loops, program->loops_capacity, program->nloops + RSD_MAX_DIMS));
     for (int32_t d = 0; d < plan->dst->ndim; d++)
         if (piece->box.len[d] > 1) {

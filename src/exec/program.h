@@ -1,4 +1,4 @@
-/* program.h - a plan compiled into loops over bytes. Private to exec. */
+/* program.h - a plan compiled into loops over bytes, or over numbers that are converted. Private to exec. */
 #ifndef PROGRAM_H
 #define PROGRAM_H
 
@@ -50,7 +50,7 @@ rsd_status program_add_plan(struct program *program, struct run_arrays *arrays,
                             const rsd_plan *plan, const rsd_bind_options *options);
 
 /* Adds a copy of a piece between two arrays with these strides and numbers. */
-rsd_status program_add_piece(struct program *program, const rsd_piece *piece, size_t element_nbytes,
+rsd_status program_add_piece(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
                              const int64_t *from_strides, const int64_t *to_strides, int64_t src,
                              int64_t dst);
 

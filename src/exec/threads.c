@@ -70,7 +70,7 @@ static rsd_status add_copy_units(struct threads_exec *x, int32_t stage, int64_t 
     int64_t gathered = 0;
     for (int64_t i = 0; i < (int64_t)x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
-        int64_t nrows = op->block.nrows, nbytes = nrows * (int64_t)op->block.run;
+        int64_t nrows = op->block.nrows, nbytes = block_nbytes(&op->block);
         bool here = op->stage == stage, large = nbytes >= unit_nbytes;
         if (gathered > 0 && (!here || large || gathered + nbytes > unit_nbytes)) {
             open.end = i;

@@ -205,8 +205,8 @@ void layout_array_shape(const rsd_layout *layout, int64_t array, int64_t *shape)
 /* Returns the same layout with Replicate in place of Partial. */
 rsd_status layout_without_partial(const rsd_layout *layout, rsd_layout **out);
 
-/* Returns EMISMATCH if dtype or shape differ. */
-rsd_status layout_same_tensor(const rsd_layout *src, const rsd_layout *dst);
+/* Returns EMISMATCH if the shapes differ. */
+rsd_status layout_same_shape(const rsd_layout *src, const rsd_layout *dst);
 
 void layout_hash(const rsd_layout *layout, struct hash *hash);
 

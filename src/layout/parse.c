@@ -1,6 +1,6 @@
 /* parse.c - reads the notation: one line of text for a layout or a problem.
  *
- *     problem    = tensor ":" side "->" side
+ *     problem    = tensor ":" side "->" [ dtype ] side
  *     layout     = tensor "@" side
  *     tensor     = dtype "[" [ extent { "," extent } ] "]"
  *     side       = mesh ":" placements | "{" group { "|" group } "}"
@@ -33,8 +33,8 @@ struct parsed_tensor {
     int64_t shape[RSD_MAX_DIMS];
 };
 
-/* Reads a dtype and a shape: f32[8,8]. */
-static rsd_status parse_tensor(struct parser *p, struct parsed_tensor *out)
+/* Reads a dtype, such as f32 or torch.float32. */
+static rsd_status parse_dtype(struct parser *p, rsd_dtype *out)
 {
     char name[NAME_NCHARS], word[NAME_NCHARS], dtype[2 * NAME_NCHARS];
     scan_spaces(p);
@@ -45,7 +45,25 @@ static rsd_status parse_tensor(struct parser *p, struct parsed_tensor *out)
     if (dotted && !scan_name(p, word))
         return scan_expected(p, "a dtype");
     snprintf(dtype, sizeof dtype, "%s%s%s", name, dotted ? "." : "", dotted ? word : "");
-    TRY(scan_at(p, begin, rsd_dtype_parse(dtype, &out->dtype)));
+    return scan_at(p, begin, rsd_dtype_parse(dtype, out));
+}
+
+/* Parses the dtype of a destination that has another one. Another word is the name of a mesh axis. */
+static void parse_other_dtype(struct parser *p, rsd_dtype *out)
+{
+    char name[NAME_NCHARS];
+    scan_spaces(p);
+    const char *begin = p->at;
+    bool named = scan_name(p, name) && !scan_peek(p, "=");
+    p->at = begin;
+    if (named && parse_dtype(p, out))
+        p->at = begin;
+}
+
+/* Reads a dtype and a shape: f32[8,8]. */
+static rsd_status parse_tensor(struct parser *p, struct parsed_tensor *out)
+{
+    TRY(parse_dtype(p, &out->dtype));
     TRY(scan_need(p, "[", "'['"));
     out->ndim = 0;
     if (scan_take(p, "]"))
@@ -477,8 +495,10 @@ rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **ds
     TRY(scan_need(&p, ":", "':' between the tensor and its two layouts ('@' is for one layout)"));
     TRY(parse_side(&p, &whole, &from));
     rsd_status status = scan_need(&p, "->", "'->' between the two layouts");
-    if (!status)
+    if (!status) {
+        parse_other_dtype(&p, &whole.dtype);
         status = parse_side(&p, &whole, &to);
+    }
     if (!status)
         status = parse_end(&p);
     if (status) {

@@ -172,12 +172,14 @@ rsd_status rsd_layout_print(const rsd_layout *layout, char **out)
 
 rsd_status rsd_problem_print(const rsd_layout *src, const rsd_layout *dst, char **out)
 {
-    TRY(layout_same_tensor(src, dst));
+    TRY(layout_same_shape(src, dst));
     struct text text = {0};
     print_tensor(&text, src);
     text_add(&text, " : ");
     rsd_status status = print_layout_side(&text, src);
     text_add(&text, " -> ");
+    if (dst->dtype != src->dtype)
+        text_add(&text, "%s ", rsd_dtype_name(dst->dtype));
     if (!status)
         status = print_layout_side(&text, dst);
     if (!status)

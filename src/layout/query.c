@@ -182,11 +182,8 @@ void rsd_layout_arrays_of(const rsd_layout *layout, int32_t rank, int64_t *first
 
 /* ---- equality ---- */
 
-rsd_status layout_same_tensor(const rsd_layout *src, const rsd_layout *dst)
+rsd_status layout_same_shape(const rsd_layout *src, const rsd_layout *dst)
 {
-    if (src->dtype != dst->dtype)
-        return fail(RSD_EMISMATCH, "dtype differs: source %s, destination %s",
-                    rsd_dtype_name(src->dtype), rsd_dtype_name(dst->dtype));
     if (src->ndim != dst->ndim)
         return fail(RSD_EMISMATCH, "number of dims differs: source %d, destination %d",
                     (int)src->ndim, (int)dst->ndim);

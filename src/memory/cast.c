@@ -40,14 +40,6 @@ static enum number_class class_of(rsd_dtype dtype)
     }
 }
 
-bool cast_supported(rsd_dtype to, rsd_dtype from)
-{
-    if (to == from)
-        return true;
-    return class_of(to) != NONE && class_of(from) != NONE &&
-           (class_of(to) == COMPLEXES) == (class_of(from) == COMPLEXES);
-}
-
 /* ---- loading one element, in the widest type of its class ---- */
 
 union wide_number {
@@ -88,7 +80,7 @@ static union wide_number load_number(rsd_dtype dtype, const unsigned char *in)
     return wide;
 }
 
-/* ---- storing one element ---- */
+/* ---- storing one element; floats are converted to floats below ---- */
 
 /* Returns the bits of the integer that a float is converted to. */
 static uint64_t float_to_integer(double value, rsd_dtype to)
@@ -114,8 +106,8 @@ static void store_number(rsd_dtype to, unsigned char *out, enum number_class fro
 {
     size_t n = rsd_dtype_nbytes(to);
     if (class_of(to) == FLOATS) {
-        double f64 = from == FLOATS ? wide.f : from == SIGNED ? (double)wide.i : (double)wide.u;
-        float f32 = from == FLOATS ? (float)wide.f : from == SIGNED ? (float)wide.i : (float)wide.u;
+        double f64 = from == SIGNED ? (double)wide.i : (double)wide.u;
+        float f32 = from == SIGNED ? (float)wide.i : (float)wide.u;
         uint16_t half = to == RSD_F16 ? f16_from_f32(f32) : bf16_from_f32(f32);
         memcpy(out, to == RSD_F64 ? (void *)&f64 : to == RSD_F32 ? (void *)&f32 : (void *)&half, n);
         return;
@@ -127,46 +119,116 @@ static void store_number(rsd_dtype to, unsigned char *out, enum number_class fro
         out[i] = (unsigned char)(bits >> 8 * i);
 }
 
-/* ---- many elements ---- */
+/* ---- floats ---- */
 
-static void cast_f32_to_bf16(unsigned char *out, const unsigned char *in, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        float f32;
-        memcpy(&f32, in + 4 * i, 4);
-        uint16_t half = bf16_from_f32(f32);
-        memcpy(out + 2 * i, &half, 2);
+/* Converts n numbers, each so many bytes after the one before it. */
+typedef void cast_fn(char *dst, int64_t dst_stride, const char *src, int64_t src_stride, int64_t n);
+
+#define CAST_NUMBERS(in_type, out_type, convert, from_step, to_step)                               \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+        in_type x;                                                                                 \
+        memcpy(&x, src + i * (from_step), sizeof x);                                               \
+        out_type y = (out_type)convert(x);                                                         \
+        memcpy(dst + i * (to_step), &y, sizeof y);                                                 \
     }
+
+/* Most numbers are contiguous, so that the compiler can convert several at once. */
+#define CAST_FLOATS(name, in_type, out_type, convert)                                              \
+    static void name(char *dst, int64_t dst_stride, const char *src, int64_t src_stride,           \
+                     int64_t n)                                                                    \
+    {                                                                                              \
+        if (src_stride == sizeof(in_type) && dst_stride == sizeof(out_type))                       \
+            CAST_NUMBERS(in_type, out_type, convert, (int64_t)sizeof x, (int64_t)sizeof y)         \
+        else                                                                                       \
+            CAST_NUMBERS(in_type, out_type, convert, src_stride, dst_stride)                       \
+    }
+
+/* A NaN becomes a quiet one, as in every conversion of a float by the CPU. */
+static float quiet_f32_from_f16(uint16_t half)
+{
+    float value = f32_from_f16(half);
+    return isnan(value) ? float_of(bits_of(value) | 0x400000u) : value;
 }
 
-static void cast_bf16_to_f32(unsigned char *out, const unsigned char *in, int64_t n)
+#define F16_FROM_BF16(x) f16_from_f32(f32_from_bf16(x))
+#define BF16_FROM_F16(x) bf16_from_f32(f32_from_f16(x))
+#define F16_FROM_F64(x)  f16_from_f32((float)(x))
+#define BF16_FROM_F64(x) bf16_from_f32((float)(x))
+
+CAST_FLOATS(cast_f64_to_f32, double, float, )
+CAST_FLOATS(cast_f64_to_f16, double, uint16_t, F16_FROM_F64)
+CAST_FLOATS(cast_f64_to_bf16, double, uint16_t, BF16_FROM_F64)
+CAST_FLOATS(cast_f32_to_f64, float, double, )
+CAST_FLOATS(cast_f32_to_f16, float, uint16_t, f16_from_f32)
+CAST_FLOATS(cast_f32_to_bf16, float, uint16_t, bf16_from_f32)
+CAST_FLOATS(cast_f16_to_f64, uint16_t, double, quiet_f32_from_f16)
+CAST_FLOATS(cast_f16_to_f32, uint16_t, float, quiet_f32_from_f16)
+CAST_FLOATS(cast_f16_to_bf16, uint16_t, uint16_t, BF16_FROM_F16)
+CAST_FLOATS(cast_bf16_to_f64, uint16_t, double, f32_from_bf16)
+CAST_FLOATS(cast_bf16_to_f32, uint16_t, float, f32_from_bf16)
+CAST_FLOATS(cast_bf16_to_f16, uint16_t, uint16_t, F16_FROM_BF16)
+
+enum { NFLOATS = RSD_BF16 + 1 };
+static cast_fn *const float_casts[NFLOATS][NFLOATS] = {
+    [RSD_F64] =
+        {[RSD_F32] = cast_f64_to_f32, [RSD_F16] = cast_f64_to_f16, [RSD_BF16] = cast_f64_to_bf16},
+    [RSD_F32] =
+        {[RSD_F64] = cast_f32_to_f64, [RSD_F16] = cast_f32_to_f16, [RSD_BF16] = cast_f32_to_bf16},
+    [RSD_F16] =
+        {[RSD_F64] = cast_f16_to_f64, [RSD_F32] = cast_f16_to_f32, [RSD_BF16] = cast_f16_to_bf16},
+    [RSD_BF16] =
+        {[RSD_F64] = cast_bf16_to_f64, [RSD_F32] = cast_bf16_to_f32, [RSD_F16] = cast_bf16_to_f16},
+};
+
+/* ---- many elements ---- */
+
+struct element element_of(rsd_dtype from, rsd_dtype to)
 {
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t half;
-        memcpy(&half, in + 2 * i, 2);
-        float f32 = f32_from_bf16(half);
-        memcpy(out + 4 * i, &f32, 4);
+    if (from == to)
+        return element_of_bytes(rsd_dtype_nbytes(from));
+    struct element element = {.from = from, .to = to, .nunits = 1};
+    if (class_of(from) == COMPLEXES) {
+        element.from = from == RSD_C64 ? RSD_F32 : RSD_F64;
+        element.to = to == RSD_C64 ? RSD_F32 : RSD_F64;
+        element.nunits = 2;
     }
+    element.src_unit = (int32_t)rsd_dtype_nbytes(element.from);
+    element.dst_unit = (int32_t)rsd_dtype_nbytes(element.to);
+    return element;
+}
+
+static void cast_numbers(struct element element, char *dst, int64_t dst_stride, const char *src,
+                         int64_t src_stride, int64_t n)
+{
+    cast_fn *floats = element.from <= RSD_BF16 && element.to <= RSD_BF16
+                          ? float_casts[element.from][element.to]
+                          : NULL;
+    if (floats) {
+        floats(dst, dst_stride, src, src_stride, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        store_number(element.to, (unsigned char *)dst + i * dst_stride, class_of(element.from),
+                     load_number(element.from, (const unsigned char *)src + i * src_stride));
+}
+
+void cast_rows(struct element element, char *dst, int64_t dst_stride, const char *src,
+               int64_t src_stride, int64_t run, int64_t count)
+{
+    if (run == 1) {
+        cast_numbers(element, dst, dst_stride, src, src_stride, count);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        cast_numbers(element, dst + i * dst_stride, element.dst_unit, src + i * src_stride,
+                     element.src_unit, run);
 }
 
 void cast_elements(rsd_dtype to, void *out, rsd_dtype from, const void *in, int64_t n)
 {
-    if (class_of(to) == COMPLEXES) {
-        rsd_dtype part = RSD_F32, other = RSD_F64;
-        cast_elements(to == RSD_C64 ? part : other, out, from == RSD_C64 ? part : other, in, 2 * n);
-        return;
-    }
-    if (to == from) {
-        memcpy(out, in, (size_t)n * rsd_dtype_nbytes(to));
-    } else if (from == RSD_F32 &&
-               to == RSD_BF16) { /* the most common casts have loops of their own */
-        cast_f32_to_bf16(out, in, n);
-    } else if (from == RSD_BF16 && to == RSD_F32) {
-        cast_bf16_to_f32(out, in, n);
-    } else {
-        size_t in_nbytes = rsd_dtype_nbytes(from), out_nbytes = rsd_dtype_nbytes(to);
-        for (int64_t i = 0; i < n; i++)
-            store_number(to, (unsigned char *)out + (size_t)i * out_nbytes, class_of(from),
-                         load_number(from, (const unsigned char *)in + (size_t)i * in_nbytes));
-    }
+    struct element element = element_of(from, to);
+    if (element.from)
+        cast_rows(element, out, 0, in, 0, n * element.nunits, 1);
+    else
+        memcpy(out, in, (size_t)(n * element.nunits));
 }

@@ -148,44 +148,55 @@ struct copier copier_best(void)
 
 enum { TILE = 32, TILE_MAX_RUN = 16 };
 
-struct block copy_block_of(size_t run, int32_t nloops, const struct loop *loops)
+struct block copy_block_of(size_t run, struct element element, int32_t nloops,
+                           const struct loop *loops)
 {
-    struct block block = {.run = run, .nrows = 1, .loops = loops, .nloops = nloops, .across = -1};
+    struct block block = {
+        .run = run, .element = element, .nrows = 1, .loops = loops, .nloops = nloops, .across = -1};
     int32_t inner = nloops - 1, along = inner;
     for (int32_t i = 0; i < nloops; i++) {
         block.nrows *= loops[i].count;
         if (loops[i].src_stride < loops[along].src_stride && loops[i].src_stride > 0)
             along = i;
     }
-    if (run <= TILE_MAX_RUN && along < inner)
+    if (run * (size_t)element.src_unit <= TILE_MAX_RUN && along < inner)
         block.across = along;
     return block;
 }
 
-static void copy_tiles(const struct copier *copier, size_t run, const struct loop *outer,
-                       const struct loop *inner, const char *src, char *dst)
+/* Copies or converts `count` rows of a block. `rows` is NULL if elements are converted. */
+static void move_rows(copy_rows_fn *rows, const struct block *block, char *dst, int64_t dst_stride,
+                      const char *src, int64_t src_stride, int64_t count)
 {
+    if (rows)
+        rows(dst, dst_stride, src, src_stride, block->run, count);
+    else
+        cast_rows(block->element, dst, dst_stride, src, src_stride, (int64_t)block->run, count);
+}
+
+static void copy_tiles(copy_rows_fn *rows, const struct block *block, const char *src, char *dst)
+{
+    const struct loop *outer = &block->loops[block->across],
+                      *inner = &block->loops[block->nloops - 1];
     for (int64_t i = 0; i < outer->count; i += TILE)
         for (int64_t j = 0; j < inner->count; j += TILE)
             for (int64_t k = i; k < min_i64(i + TILE, outer->count); k++)
-                copier->rows(dst + k * outer->dst_stride + j * inner->dst_stride, inner->dst_stride,
-                             src + k * outer->src_stride + j * inner->src_stride, inner->src_stride,
-                             run, min_i64(TILE, inner->count - j));
+                move_rows(rows, block, dst + k * outer->dst_stride + j * inner->dst_stride,
+                          inner->dst_stride, src + k * outer->src_stride + j * inner->src_stride,
+                          inner->src_stride, min_i64(TILE, inner->count - j));
 }
 
 /* Copies all rows of a block, with tiles of its innermost loop and of the loop `across`. */
-static void copy_rows_across(const struct copier *copier, const struct block *block,
-                             const char *src, char *dst)
+static void copy_rows_across(copy_rows_fn *rows, const struct block *block, const char *src,
+                             char *dst)
 {
-    int32_t along = block->across;
     int64_t index[MAX_LOOPS] = {0};
     for (;;) {
-        copy_tiles(copier, block->run, &block->loops[along], &block->loops[block->nloops - 1], src,
-                   dst);
+        copy_tiles(rows, block, src, dst);
         int32_t i = block->nloops - 2;
         for (; i >= 0; i--) {
             const struct loop *loop = &block->loops[i];
-            if (i == along)
+            if (i == block->across)
                 continue;
             src += loop->src_stride;
             dst += loop->dst_stride;
@@ -215,7 +226,7 @@ static void copy_rows_in_order(copy_rows_fn *rows, const struct block *block, co
     while (nrows > 0) {
         const struct loop *loop = &block->loops[inner];
         int64_t n = min_i64(nrows, loop->count - index[inner]);
-        rows(dst, loop->dst_stride, src, loop->src_stride, block->run, n);
+        move_rows(rows, block, dst, loop->dst_stride, src, loop->src_stride, n);
         nrows -= n;
         index[inner] += n;
         src += n * loop->src_stride;
@@ -245,16 +256,17 @@ static bool worth_streaming(const struct block *block, const char *dst)
 void copy_block(const struct copier *copier, bool stream, const struct block *block,
                 const char *src, char *dst, int64_t first_row, int64_t nrows)
 {
-    stream = stream && worth_streaming(block, dst);
-    copy_rows_fn *rows = stream ? copier->stream : copier->rows;
+    bool converts = block->element.from != 0;
+    stream = stream && !converts && worth_streaming(block, dst);
+    copy_rows_fn *rows = converts ? NULL : stream ? copier->stream : copier->rows;
     const struct loop *loop = block->loops;
     if (block->nloops <= 0)
-        rows(dst, 0, src, 0, block->run, 1);
+        move_rows(rows, block, dst, 0, src, 0, 1);
     else if (block->nloops == 1)
-        rows(dst + first_row * loop->dst_stride, loop->dst_stride,
-             src + first_row * loop->src_stride, loop->src_stride, block->run, nrows);
+        move_rows(rows, block, dst + first_row * loop->dst_stride, loop->dst_stride,
+                  src + first_row * loop->src_stride, loop->src_stride, nrows);
     else if (block->across >= 0 && nrows == block->nrows)
-        copy_rows_across(copier, block, src, dst);
+        copy_rows_across(converts ? NULL : copier->rows, block, src, dst);
     else
         copy_rows_in_order(rows, block, src, dst, first_row, nrows);
     if (stream)
@@ -264,6 +276,6 @@ void copy_block(const struct copier *copier, bool stream, const struct block *bl
 void copy_loops(const struct copier *copier, bool stream, const struct loops *loops,
                 const char *src, char *dst)
 {
-    struct block block = copy_block_of(loops->run, loops->n, loops->loop);
+    struct block block = copy_block_of(loops->run, loops->element, loops->n, loops->loop);
     copy_block(copier, stream, &block, src, dst, 0, block.nrows);
 }

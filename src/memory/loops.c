@@ -1,8 +1,8 @@
-/* loops.c - a strided copy as the shortest nest of loops over bytes.
+/* loops.c - a strided copy as the shortest nest of loops.
  *
  *     for i < count of loop 0                 Loops are sorted so that the destination is written in
  *       for j < count of loop 1               order. Loops that are contiguous on both sides are
- *         copy run bytes                      merged, into each other or into the run.
+ *         copy run units                      merged, into each other or into the run.
  */
 #include "memory.h"
 
@@ -40,13 +40,20 @@ static void merge_loops(struct loops *loops)
     loops->n = loops->n ? n + 1 : 0;
 }
 
-void loops_finish(struct loops *loops, size_t element_nbytes)
+static bool continues_run(const struct loops *loops)
+{
+    const struct loop *inner = &loops->loop[loops->n - 1];
+    return inner->src_stride == (int64_t)loops->run * loops->element.src_unit &&
+           inner->dst_stride == (int64_t)loops->run * loops->element.dst_unit;
+}
+
+void loops_finish(struct loops *loops, struct element element)
 {
     sort_loops(loops);
     merge_loops(loops);
-    loops->run = element_nbytes;
-    while (loops->n > 0 && loops->loop[loops->n - 1].src_stride == (int64_t)loops->run &&
-           loops->loop[loops->n - 1].dst_stride == (int64_t)loops->run)
+    loops->element = element;
+    loops->run = (size_t)element.nunits;
+    while (loops->n > 0 && continues_run(loops))
         loops->run *= (size_t)loops->loop[--loops->n].count;
 }
 

@@ -2,12 +2,44 @@
  *
  *     box between two arrays --box_copy--> loops --copy--> rows of bytes
  *
- * Copies do not know dtypes; only reductions and casts read values. Strides are in bytes everywhere.
+ * Most copies do not know dtypes: they copy bytes. A copy that converts elements, and a reduction, read values.
+ * Strides are in bytes everywhere.
  */
 #ifndef MEMORY_H
 #define MEMORY_H
 
 #include "layout.h"
+
+/* ---- cast.c: elements, and their conversion from one dtype to another ---- */
+
+/* How an element is copied: byte by byte, or by the conversion of a number, or of the two numbers of a complex one. */
+struct element {
+    rsd_dtype from, to;         /* of the numbers; 0: bytes are copied */
+    int32_t nunits;             /* bytes or numbers of an element */
+    int32_t src_unit, dst_unit; /* bytes of a unit on each side */
+};
+
+static inline struct element element_of_bytes(size_t nbytes)
+{
+    return (struct element){.nunits = (int32_t)nbytes, .src_unit = 1, .dst_unit = 1};
+}
+
+/* The element of an array of one dtype that is copied to an array of another. Requires dtype_casts. */
+struct element element_of(rsd_dtype from, rsd_dtype to);
+
+/* The same for a copy in the other direction. */
+static inline struct element element_turned(struct element element)
+{
+    return (struct element){element.to, element.from, element.nunits, element.dst_unit,
+                            element.src_unit};
+}
+
+/* Converts `count` rows of `run` numbers. Requires element.from. */
+void cast_rows(struct element element, char *dst, int64_t dst_stride, const char *src,
+               int64_t src_stride, int64_t run, int64_t count);
+
+/* Converts n elements. Requires dtype_casts. */
+void cast_elements(rsd_dtype to, void *out, rsd_dtype from, const void *in, int64_t n);
 
 /* ---- loops.c: a strided copy as the shortest nest of loops ---- */
 
@@ -17,9 +49,11 @@ struct loop {
     int64_t count, src_stride, dst_stride;
 };
 
-/* Loops around a run of contiguous bytes, outermost first. Initialize with {0}. */
+/* Loops around a run of contiguous units, which are bytes unless elements are converted. Outermost first. Initialize
+ * with {0}. */
 struct loops {
     size_t run;
+    struct element element;
     int32_t n;
     struct loop loop[MAX_LOOPS];
 };
@@ -33,7 +67,7 @@ static inline void loops_add(struct loops *loops, int64_t count, int64_t src_str
 }
 
 /* Sorts the loops by the order of the destination, and merges what is contiguous on both sides. */
-void loops_finish(struct loops *loops, size_t element_nbytes);
+void loops_finish(struct loops *loops, struct element element);
 
 /* Moves both offsets to the next run. Initialize index with {0}. Returns false after the last run, with the
  * offsets of the first. */
@@ -63,17 +97,25 @@ struct copier copier_best(void);
 int copier_nlevels(void);
 struct copier copier_level(int level);
 
-/* Rows to copy: loops around a run of bytes, outermost first. Rows are numbered through all loops, so that
+/* Rows to copy: loops around a run of units, outermost first. Rows are numbered through all loops, so that
  * threads can copy ranges of them. */
 struct block {
     size_t run;
+    struct element element;
     int64_t nrows;
     const struct loop *loops;
     int32_t nloops;
     int32_t across; /* a loop to copy in tiles with the innermost one; -1: copy rows in order */
 };
 
-struct block copy_block_of(size_t run, int32_t nloops, const struct loop *loops);
+struct block copy_block_of(size_t run, struct element element, int32_t nloops,
+                           const struct loop *loops);
+
+/* Returns the bytes that the rows of a block write. */
+static inline int64_t block_nbytes(const struct block *block)
+{
+    return block->nrows * (int64_t)block->run * block->element.dst_unit;
+}
 
 /* Copies rows [first_row, first_row + nrows). `stream` allows stores that bypass the cache. */
 void copy_block(const struct copier *copier, bool stream, const struct block *block,
@@ -96,7 +138,7 @@ int64_t box_offset(int32_t ndim, const int64_t *at, const int64_t *lo, const int
 
 /* Returns the loops that copy a box of shape len. If n is 0, the box is contiguous on both sides. Requires that
  * the box is not empty. */
-struct loops box_loops(int32_t ndim, const int64_t *len, size_t element_nbytes,
+struct loops box_loops(int32_t ndim, const int64_t *len, struct element element,
                        const int64_t *src_strides, const int64_t *dst_strides);
 
 /* Copies a box of shape len. src and dst are the addresses of its first element. Requires that the box is not
@@ -105,24 +147,25 @@ void box_copy(const struct copier *copier, bool stream, int32_t ndim, const int6
               size_t element_nbytes, const char *src, const int64_t *src_strides, char *dst,
               const int64_t *dst_strides);
 
-/* A box in an array, and its packed form: its elements in row-major (or column-major) order without gaps. A row
- * is a run of bytes that is contiguous in the array too. */
+/* A box in an array, and its packed form: its elements in row-major (or column-major) order without gaps, perhaps of
+ * another dtype. A row is a run of units that is contiguous in the array too. */
 struct packed_box {
-    size_t run;      /* bytes of a row */
-    uint64_t nbytes; /* of all rows */
-    int32_t nloops;  /* loops over the rows */
+    size_t run;             /* units of a row */
+    struct element element; /* from the array to the packed form */
+    uint64_t nbytes;        /* of all rows, in the packed form */
+    int32_t nloops;         /* loops over the rows */
     const struct loop
         *loops; /* outermost first; src_stride in the array, dst_stride in the packed form */
 };
 
 /* Returns the packed form of a box of shape len in an array. It refers to `loops`, which the caller may copy
  * elsewhere. Requires that the box is not empty. */
-struct packed_box box_packed(int32_t ndim, const int64_t *len, size_t element_nbytes,
+struct packed_box box_packed(int32_t ndim, const int64_t *len, struct element element,
                              const int64_t *strides, bool column_major,
                              struct loop loops[RSD_MAX_DIMS]);
 
 /* Copies bytes [at, at + n) of the packed form, out of the array or into it. `array` is the address of the box's
- * first element, `packed` that of byte `at`. */
+ * first element, `packed` that of byte `at`. Requires whole units. */
 void box_pack(const struct copier *copier, const struct packed_box *box, const char *array,
               uint64_t at, size_t n, char *packed);
 void box_unpack(const struct copier *copier, bool stream, const struct packed_box *box,
@@ -132,7 +175,8 @@ void box_unpack(const struct copier *copier, bool stream, const struct packed_bo
 
 /* How partial values are combined. */
 struct reduction {
-    rsd_dtype dtype;
+    rsd_dtype dtype; /* of the terms, in which they are combined */
+    rsd_dtype to;    /* that the result is converted to; the same: it is not */
     rsd_reduce reduce;
     int64_t divisor; /* the result is divided by it; 1: it is not */
     int64_t nterms;
@@ -150,14 +194,6 @@ void reduce_next(const struct reduction *reduction, struct accumulators *sums, i
                  const char *term, int64_t stride);
 void reduce_store(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                   char *dst, int64_t stride);
-
-/* ---- cast.c ---- */
-
-/* Returns whether elements of one dtype can be converted to another. */
-bool cast_supported(rsd_dtype to, rsd_dtype from);
-
-/* Converts n elements. Requires cast_supported. */
-void cast_elements(rsd_dtype to, void *out, rsd_dtype from, const void *in, int64_t n);
 
 /* ---- shared.c: memory that the processes of a host share ---- */
 

@@ -236,5 +236,14 @@ void reduce_store(const struct reduction *reduction, struct accumulators *sums, 
 {
     if (reduction->divisor > 1)
         arithmetic[reduction->dtype].divide(sums->values, reduction->divisor, n);
-    arithmetic[reduction->dtype].store(dst, stride, sums->values, n);
+    if (reduction->to == reduction->dtype) {
+        arithmetic[reduction->dtype].store(dst, stride, sums->values, n);
+        return;
+    }
+    struct accumulators rounded; /* to the dtype of the terms, before it is converted */
+    struct element element = element_of(reduction->dtype, reduction->to);
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(reduction->dtype);
+    arithmetic[reduction->dtype].store((char *)rounded.values, element_nbytes, sums->values, n);
+    cast_rows(element, dst, stride, (const char *)rounded.values, element_nbytes, element.nunits,
+              n);
 }

@@ -5,7 +5,8 @@
  *
  * A reduction of p terms to r ranks: until the first rank has the whole value, at least p - 1 moves combine
  * terms, or p if that rank holds no term. After that, each of the other r - 1 ranks must receive
- * something more. So each byte needs p + r - 2 moves, or p + r - 1 if no rank that wants it holds a term.
+ * something more. So each element needs p + r - 2 moves, or p + r - 1 if no rank that wants it holds a term.
+ * Of these, r - 1 may have the narrower dtype of a plan that casts.
  *
  * Boxes that ranks want may overlap, so bounds are summed over regions that the same ranks want: the groups
  * of a mesh, or disjoint box groups.
@@ -26,12 +27,15 @@ struct wanted_region {
     int64_t n;
 };
 
-/* Returns the least number of moves of each byte of an overlap, for all wanters together. */
-typedef int64_t count_moves_fn(const rsd_plan *plan, const struct wanted_region *region,
-                               int64_t source);
+/* The least number of moves of each element of an overlap, for all wanters together. */
+struct least_moves {
+    int64_t terms, values;
+};
+typedef struct least_moves count_moves_fn(const rsd_plan *plan, const struct wanted_region *region,
+                                          int64_t source);
 
-static int64_t count_moves_to_ranks(const rsd_plan *plan, const struct wanted_region *region,
-                                    int64_t source)
+static struct least_moves count_moves_to_ranks(const rsd_plan *plan,
+                                               const struct wanted_region *region, int64_t source)
 {
     int64_t moves = 0;
     for (int64_t i = 0; i < region->n; i++) {
@@ -39,28 +43,28 @@ static int64_t count_moves_to_ranks(const rsd_plan *plan, const struct wanted_re
         moves += layout_array_rank(plan->src, plan_choose_sender(plan, &receiver, source)) !=
                  receiver.rank;
     }
-    return moves;
+    return (struct least_moves){.values = moves};
 }
 
-static int64_t count_moves_to_nodes(const rsd_plan *plan, const struct wanted_region *region,
-                                    int64_t source)
+static struct least_moves count_moves_to_nodes(const rsd_plan *plan,
+                                               const struct wanted_region *region, int64_t source)
 {
     int64_t moves = 0;
     for (int64_t i = 0; i < region->n; i++) {
         struct receiver receiver = plan_receiver(plan, region->wanters[i].array);
         moves += !plan_node_holds(plan, &receiver, source);
     }
-    return moves;
+    return (struct least_moves){.values = moves};
 }
 
-static int64_t count_moves_to_reduce(const rsd_plan *plan, const struct wanted_region *region,
-                                     int64_t source)
+static struct least_moves count_moves_to_reduce(const rsd_plan *plan,
+                                                const struct wanted_region *region, int64_t source)
 {
     struct receiver receiver = plan_receiver(plan, region->wanters[0].array);
-    for (int64_t i = 0; i < region->n; i++)
-        if (plan_holds_term(plan, &receiver, source, region->wanters[i].array))
-            return plan->reduced.total + region->n - 2;
-    return plan->reduced.total + region->n - 1;
+    bool has_term = false;
+    for (int64_t i = 0; i < region->n && !has_term; i++)
+        has_term = plan_holds_term(plan, &receiver, source, region->wanters[i].array);
+    return (struct least_moves){.terms = plan->reduced.total - has_term, .values = region->n - 1};
 }
 
 static rsd_status fail_on_bound(void)
@@ -95,15 +99,18 @@ static void merge_wanters(const rsd_plan *plan, bool nodes, struct wanted_region
 static rsd_status add_region(const rsd_plan *plan, bool nodes, count_moves_fn *moves,
                              struct wanted_region *region, struct overlap *overlap, int64_t *bound)
 {
-    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype), nbytes;
+    int64_t term_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype),
+            value_nbytes = (int64_t)rsd_dtype_nbytes(plan->narrower);
     int64_t array = region->wanters[0].array;
     merge_wanters(plan, nodes, region);
     TRY(overlap_start(overlap, plan->dst, array, region->lo, region->len, plan->src,
                       &plan->src_groups));
     while (overlap_next(overlap)) {
-        nbytes = box_volume(plan->src->ndim, overlap->len) * element_nbytes;
-        if (!mul_i64(nbytes, moves(plan, region, overlap->other_position), &nbytes) ||
-            !add_i64(*bound, nbytes, bound))
+        struct least_moves least = moves(plan, region, overlap->other_position);
+        int64_t volume = box_volume(plan->src->ndim, overlap->len), terms, values;
+        if (!mul_i64(volume * term_nbytes, least.terms, &terms) ||
+            !mul_i64(volume * value_nbytes, least.values, &values) ||
+            !add_i64(*bound, terms, bound) || !add_i64(*bound, values, bound))
             return fail_on_bound();
     }
     return RSD_OK;

@@ -115,8 +115,11 @@ static rsd_status explain_json(const rsd_plan *plan, int32_t flags, const rsd_to
              rsd_dtype_name(plan->src->dtype));
     for (int32_t d = 0; d < plan->src->ndim; d++)
         text_add(text, "%s%lld", d ? ", " : "", (long long)plan->src->shape[d]);
+    text_add(text, "]");
+    if (plan->src->dtype != plan->dst->dtype)
+        text_add(text, ", \"dst_dtype\": \"%s\"", rsd_dtype_name(plan->dst->dtype));
     text_add(text,
-             "], \"pieces\": %lld, \"messages\": %lld, \"stages\": %lld, \"digest\": \"%s\", "
+             ", \"pieces\": %lld, \"messages\": %lld, \"stages\": %lld, \"digest\": \"%s\", "
              "\"bytes\": {\"total\": %lld, \"kept\": %lld, \"moved\": %lld, \"lower_bound\": %lld",
              (long long)t->npieces, (long long)t->nmessages, (long long)t->nstages, digest,
              (long long)t->nbytes_total, (long long)t->nbytes_kept, (long long)t->nbytes_moved,
@@ -162,6 +165,9 @@ static rsd_status explain_text(const rsd_plan *plan, int32_t flags, const rsd_to
     char digest[RSD_DIGEST_NCHARS];
     rsd_plan_digest(plan, digest);
     text_add(text, "%s\n", problem);
+    if (plan->src->dtype != plan->dst->dtype)
+        text_add(text, "cast     %s to %s\n", rsd_dtype_name(plan->src->dtype),
+                 rsd_dtype_name(plan->dst->dtype));
     add_size_line(text, "total", t->nbytes_total, " in all destination arrays\n");
     add_size_line(text, "kept", t->nbytes_kept, " stays on its rank\n");
     add_size_line(text, "moved", t->nbytes_moved, "");

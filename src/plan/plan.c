@@ -156,18 +156,34 @@ static int64_t world_size(const rsd_plan *plan)
 }
 
 /* Copies the node map of the options. EINVAL: it does not list all ranks. */
-static rsd_status set_nodes(rsd_plan *plan, const rsd_plan_options *given)
+static rsd_status set_nodes(rsd_plan *plan, const rsd_plan_options *options)
 {
-    rsd_plan_options options;
-    TRY(options_copy("rsd_plan_options", given, &options, sizeof options));
-    if (!options.node_of)
+    if (!options->node_of)
         return RSD_OK;
-    if (options.nranks < world_size(plan))
+    if (options->nranks < world_size(plan))
         return fail(RSD_EINVAL, "node_of lists %lld ranks, but the layouts have rank %lld",
-                    (long long)options.nranks, (long long)world_size(plan) - 1);
-    plan->node_of = mem_copy(options.node_of, (size_t)options.nranks, sizeof *options.node_of);
-    plan->nranks = options.nranks;
+                    (long long)options->nranks, (long long)world_size(plan) - 1);
+    plan->node_of = mem_copy(options->node_of, (size_t)options->nranks, sizeof *options->node_of);
+    plan->nranks = options->nranks;
     return plan->node_of ? RSD_OK : RSD_ENOMEM;
+}
+
+/* Sets the dtypes of the plan. EMISMATCH: they differ, and the options do not permit it. EUNSUPPORTED: there is no such
+ * cast. */
+static rsd_status set_cast(rsd_plan *plan, const rsd_plan_options *options)
+{
+    rsd_dtype from = plan->src->dtype, to = plan->dst->dtype;
+    plan->cast = options->cast != 0;
+    plan->narrower = rsd_dtype_nbytes(to) < rsd_dtype_nbytes(from) ? to : from;
+    if (from != to && !plan->cast)
+        return fail(
+            RSD_EMISMATCH,
+            "dtype differs: source %s, destination %s (a plan with the option cast converts)",
+            rsd_dtype_name(from), rsd_dtype_name(to));
+    if (!dtype_casts(from, to))
+        return fail(RSD_EUNSUPPORTED, "%s cannot be converted to %s", rsd_dtype_name(from),
+                    rsd_dtype_name(to));
+    return RSD_OK;
 }
 
 /* ---- plans ---- */
@@ -180,13 +196,16 @@ static rsd_status check_spans(const rsd_layout *layout)
 }
 
 /* Checks the layouts and fills in the plan. */
-static rsd_status build_plan(rsd_plan *plan, const rsd_plan_options *options)
+static rsd_status build_plan(rsd_plan *plan, const rsd_plan_options *given)
 {
     bool kept[RSD_MAX_AXES] = {false};
-    TRY(layout_same_tensor(plan->src, plan->dst));
+    rsd_plan_options options;
+    TRY(options_copy("rsd_plan_options", given, &options, sizeof options));
+    TRY(set_cast(plan, &options));
+    TRY(layout_same_shape(plan->src, plan->dst));
     TRY(check_spans(plan->src));
     TRY(check_spans(plan->dst));
-    TRY(set_nodes(plan, options));
+    TRY(set_nodes(plan, &options));
     TRY(match_kept_terms(plan, kept));
     TRY(find_reduced_terms(plan, kept));
     if (!plan->src->mesh) {
@@ -252,8 +271,10 @@ const rsd_layout *rsd_plan_dst(const rsd_plan *plan)
 static rsd_status plan_with_options_of(const rsd_plan *plan, const rsd_layout *src,
                                        const rsd_layout *dst, rsd_plan **out)
 {
-    rsd_plan_options options = {
-        .struct_nbytes = sizeof options, .nranks = plan->nranks, .node_of = plan->node_of};
+    rsd_plan_options options = {.struct_nbytes = sizeof options,
+                                .nranks = plan->nranks,
+                                .node_of = plan->node_of,
+                                .cast = plan->cast};
     return rsd_plan_new(src, dst, &options, out);
 }
 

@@ -29,8 +29,10 @@ struct rsd_plan {
     int64_t *first_src_group; /* of each source array, an index into src_group_of, and the end */
     int64_t *dst_group_of;    /* of each destination array; -1: the array is empty */
 
-    int32_t *node_of; /* NULL: no node map */
-    int64_t nranks;   /* how many ranks node_of lists */
+    bool cast;          /* the layouts may have different dtypes */
+    rsd_dtype narrower; /* of both dtypes; the source's if they are equally wide */
+    int32_t *node_of;   /* NULL: no node map */
+    int64_t nranks;     /* how many ranks node_of lists */
 
     struct digits reduced; /* partial source axes that are combined; total 1: the plan is a copy */
     struct kept_terms kept;
@@ -43,6 +45,15 @@ struct rsd_plan {
 static inline bool plan_is_direct(const rsd_plan *plan)
 {
     return plan->src->mesh && plan->dst->mesh && !plan->node_of && plan->reduced.total == 1;
+}
+
+/* Returns the dtype in which a piece travels: terms are combined in that of the source, what is forwarded has been
+ * converted before, and everything else has the narrower one, so that it is converted once, by one of both ranks. */
+static inline rsd_dtype plan_sent_dtype(const rsd_plan *plan, const rsd_piece *piece)
+{
+    return piece->reduce             ? plan->src->dtype
+           : piece->from_destination ? plan->dst->dtype
+                                     : plan->narrower;
 }
 
 /* ---- overlap.c: the overlaps of one array with the other layout ---- */

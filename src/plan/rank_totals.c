@@ -134,7 +134,7 @@ static rsd_status count_rank_of_meshes(const rsd_plan *plan, int32_t rank, rsd_r
 {
     const rsd_mesh *src = plan->src->mesh, *dst = plan->dst->mesh;
     int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
-    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype);
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(plan->narrower);
     bool own = from >= 0 && to >= 0 && is_sender_of(plan, from, mesh_array_at(dst, to));
     struct overlap_counts counts;
     if (to >= 0) {
@@ -269,7 +269,7 @@ rsd_status rsd_plan_nbytes(const rsd_plan *plan, int32_t from, int32_t to, int64
         int64_t at = mesh_position_of(plan->src->mesh, from),
                 to_at = mesh_position_of(plan->dst->mesh, to);
         int64_t volume = at < 0 || to_at < 0 ? 0 : plan_pair_volume(plan, at, to_at);
-        *nbytes = volume * (int64_t)rsd_dtype_nbytes(plan->src->dtype);
+        *nbytes = volume * (int64_t)rsd_dtype_nbytes(plan->narrower);
         return RSD_OK;
     }
     rsd_cursor *cursor;

@@ -24,24 +24,19 @@ static rsd_status add_to_total(int64_t *sum, int64_t summand)
     return add_i64(*sum, summand, sum) ? RSD_OK : fail_on_total();
 }
 
-static int64_t plan_element_nbytes(const rsd_plan *plan)
-{
-    return (int64_t)rsd_dtype_nbytes(plan->src->dtype);
-}
-
-/* Counts the bytes of all destination arrays. */
-static rsd_status count_dst_nbytes(const rsd_plan *plan, int64_t *nbytes)
+/* Counts the bytes of all destination arrays, if they have elements of a dtype. */
+static rsd_status count_dst_nbytes(const rsd_plan *plan, rsd_dtype dtype, int64_t *nbytes)
 {
     const rsd_layout *dst = plan->dst;
+    int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(dtype);
     *nbytes = 0;
     if (dst->mesh) {
-        *nbytes = dst->volume * plan_element_nbytes(plan);
+        *nbytes = dst->volume * element_nbytes;
         TRY(multiply_total(nbytes, dst->copies.total));
         return multiply_total(nbytes, dst->terms.total);
     }
     for (int64_t i = 0; i < dst->nboxes; i++)
-        TRY(add_to_total(nbytes, box_volume(dst->ndim, layout_box_len(dst, i)) *
-                                     plan_element_nbytes(plan)));
+        TRY(add_to_total(nbytes, box_volume(dst->ndim, layout_box_len(dst, i)) * element_nbytes));
     return RSD_OK;
 }
 
@@ -74,7 +69,7 @@ static rsd_status count_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *
         int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
         int64_t volume = from < 0 || to < 0 ? 0 : plan_pair_volume(plan, from, to);
         *nkeepers += volume > 0;
-        TRY(add_to_total(&totals->nbytes_kept, volume * plan_element_nbytes(plan)));
+        TRY(add_to_total(&totals->nbytes_kept, volume * (int64_t)rsd_dtype_nbytes(plan->narrower)));
     }
     return RSD_OK;
 }
@@ -83,10 +78,11 @@ static rsd_status count_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *
 static rsd_status count_meshes(const rsd_plan *plan, rsd_totals *totals)
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
-    TRY(count_dst_nbytes(plan, &totals->nbytes_total));
+    int64_t nkeepers = 0, needed;
+    TRY(count_dst_nbytes(plan, dst->dtype, &totals->nbytes_total));
+    TRY(count_dst_nbytes(plan, plan->narrower, &needed));
     if (dst->volume == 0)
         return RSD_OK;
-    int64_t nkeepers = 0;
     totals->npieces = totals->nmessages = dst->copies.total * dst->terms.total;
     for (int32_t d = 0; d < dst->ndim; d++) {
         struct sweep *list;
@@ -101,7 +97,7 @@ static rsd_status count_meshes(const rsd_plan *plan, rsd_totals *totals)
     TRY(count_kept(plan, totals, &nkeepers));
     totals->nmessages -= nkeepers;
     totals->nstages = 1;
-    totals->nbytes_moved = totals->nbytes_least = totals->nbytes_total - totals->nbytes_kept;
+    totals->nbytes_moved = totals->nbytes_least = needed - totals->nbytes_kept;
     return RSD_OK;
 }
 
@@ -132,7 +128,7 @@ static rsd_status count_by_walk(const rsd_plan *plan, rsd_totals *totals)
     rsd_cursor *cursor;
     const rsd_piece *piece;
     int32_t receiver = -1;
-    TRY(count_dst_nbytes(plan, &totals->nbytes_total));
+    TRY(count_dst_nbytes(plan, plan->dst->dtype, &totals->nbytes_total));
     TRY(rsd_plan_walk(plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {

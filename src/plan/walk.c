@@ -22,7 +22,6 @@ struct rsd_cursor {
     bool from_every_rank;
     int32_t rank;
     bool whole; /* every overlap is sent whole by one rank: nothing is split */
-    int64_t element_nbytes;
 
     int64_t next_array, end_array; /* own arrays that follow, as indices for array_at */
     int64_t array;                 /* the current own array */
@@ -57,7 +56,7 @@ struct piece_record {
 
 /* Sets the piece: the box [lo, lo+len) of the current overlap, from an array to the receiver's array. */
 static void set_piece(rsd_cursor *cursor, const int64_t *lo, const int64_t *len, int64_t from_array,
-                      bool from_destination)
+                      bool from_destination, bool reduce)
 {
     const rsd_layout *src = cursor->plan->src, *dst = cursor->plan->dst;
     const struct overlap *overlap = &cursor->overlap;
@@ -67,7 +66,7 @@ static void set_piece(rsd_cursor *cursor, const int64_t *lo, const int64_t *len,
     const int64_t *dst_at = sending ? overlap->other_at : overlap->own_at;
     const int64_t *src_lo = src->mesh || from_destination ? NULL : layout_box_lo(src, from_array);
     const int64_t *dst_lo = dst->mesh ? NULL : layout_box_lo(dst, cursor->receiver.array);
-    int64_t nbytes = cursor->element_nbytes;
+    int64_t volume = 1;
     for (int32_t d = 0; d < cursor->piece.box.ndim; d++) {
         int64_t shift = lo[d] - overlap->lo[d];
         piece->box.lo[d] = lo[d];
@@ -77,26 +76,26 @@ static void set_piece(rsd_cursor *cursor, const int64_t *lo, const int64_t *len,
             piece->from_at[d] = piece->to_at[d];
         else
             piece->from_at[d] = src_lo ? lo[d] - src_lo[d] : src_at[d] + shift;
-        nbytes *= len[d];
+        volume *= len[d];
     }
     piece->from = layout_array_rank(from_destination ? dst : src, from_array);
     piece->from_array = from_array;
     piece->from_destination = from_destination;
     piece->to = cursor->receiver.rank;
     piece->to_array = cursor->receiver.array;
-    piece->nbytes = nbytes;
+    piece->reduce = reduce;
+    piece->nbytes = volume * (int64_t)rsd_dtype_nbytes(plan_sent_dtype(cursor->plan, piece));
 }
 
 static void set_whole_piece(rsd_cursor *cursor, int64_t src_array)
 {
-    set_piece(cursor, cursor->overlap.lo, cursor->overlap.len, src_array, false);
+    set_piece(cursor, cursor->overlap.lo, cursor->overlap.len, src_array, false, false);
 }
 
 static void set_split_piece(rsd_cursor *cursor, const struct split_part *part)
 {
-    set_piece(cursor, part->lo, part->len, part->array, part->from_destination);
+    set_piece(cursor, part->lo, part->len, part->array, part->from_destination, part->reduce);
     cursor->piece.stage = part->stage;
-    cursor->piece.reduce = part->reduce;
 }
 
 /* ---- own arrays ---- */
@@ -393,7 +392,6 @@ rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_
     cursor->rank = rank;
     cursor->from_every_rank = rank == RSD_EVERY_RANK;
     cursor->whole = !plan->node_of && plan->reduced.total == 1;
-    cursor->element_nbytes = (int64_t)rsd_dtype_nbytes(plan->src->dtype);
     cursor->split.group = -1;
     cursor->piece.box.ndim = plan->src->ndim;
     enter_phase(cursor, side == RSD_RECEIVES ? RECEIVING : SENDING);

@@ -37,7 +37,8 @@ static bool is_scattered(const struct source *source)
         return false;
     box_packed_strides(source->ndim, source->len, source->element_nbytes, packed);
     struct loops loops =
-        box_loops(source->ndim, source->len, source->element_nbytes, source->array.strides, packed);
+        box_loops(source->ndim, source->len, element_of_bytes(source->element_nbytes),
+                  source->array.strides, packed);
     return loops.n > 0 && loops.run < SHORT_RUN;
 }
 
@@ -295,7 +296,8 @@ static uint64_t region_loops(const struct source *source, const int64_t *lo, con
 {
     int64_t packed[RSD_MAX_DIMS];
     box_packed_strides(source->ndim, len, source->element_nbytes, packed);
-    *loops = box_loops(source->ndim, len, source->element_nbytes, source->array.strides, packed);
+    *loops = box_loops(source->ndim, len, element_of_bytes(source->element_nbytes),
+                       source->array.strides, packed);
     return (uint64_t)(source->array.base +
                       box_offset(source->ndim, lo, source->lo, source->array.strides));
 }

@@ -110,7 +110,9 @@ static rsd_status read_into_array(const struct tile *tile, struct tile_part *par
     if (sink->kind != SINK_MEMORY || sink->on_device || sink->dtype != transfer->dtype)
         return RSD_OK;
     box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
-    if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, packed, sink->strides).n > 0)
+    if (box_loops(transfer->ndim, part->len, element_of_bytes(transfer->element_nbytes), packed,
+                  sink->strides)
+            .n > 0)
         return RSD_OK;
     part->done = true;
     return source_read(&transfer->sources[part->source], part->lo, part->len,
@@ -271,7 +273,9 @@ static const char *in_place(const struct tile *tile, const struct tile_part *par
         transfer->sources[part->source].on_device)
         return NULL;
     const int64_t *from = staged_of(tile, part)->strides;
-    if (box_loops(transfer->ndim, part->len, transfer->element_nbytes, from, strides).n > 0)
+    if (box_loops(transfer->ndim, part->len, element_of_bytes(transfer->element_nbytes), from,
+                  strides)
+            .n > 0)
         return NULL;
     return staged_address(tile, part);
 }
@@ -325,30 +329,11 @@ static rsd_status fill_array(const struct tile *tile, const struct tile_part *pa
     return RSD_OK;
 }
 
-/* Converts a part on the CPU, for a device that does not convert it, and waits until the device has it. */
-static rsd_status fill_device_with_cast(const struct tile *tile, const struct tile_part *part)
-{
-    const struct transfer *transfer = tile->transfer;
-    const struct sink *sink = &transfer->sinks[part->sink];
-    size_t element_nbytes = rsd_dtype_nbytes(sink->dtype);
-    int64_t packed[RSD_MAX_DIMS], volume = box_volume(transfer->ndim, part->len);
-    box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
-    TRY(gather_parts(tile, part, 1, part->lo, packed, tile->out));
-    memcpy(tile->out, cast_block(tile, sink, volume, tile->out), (size_t)volume * element_nbytes);
-    box_packed_strides(transfer->ndim, part->len, element_nbytes, packed);
-    TRY(tile_device_copy(tile->scratch, sink->device, transfer->ndim, part->len, sink->dtype,
-                         tile->out, packed, sink->dtype, sink_address(transfer, part),
-                         sink->strides));
-    return tile_device_wait(tile->scratch);
-}
-
 /* Queues the copy of a part to an array on a device. */
 static rsd_status fill_device(const struct tile *tile, const struct tile_part *part)
 {
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
-    if (sink->dtype != transfer->dtype && !tile_device_casts(transfer->dtype, sink->dtype))
-        return fill_device_with_cast(tile, part);
     return tile_device_copy(tile->scratch, sink->device, transfer->ndim, part->len, transfer->dtype,
                             staged_address(tile, part), staged_of(tile, part)->strides, sink->dtype,
                             sink_address(transfer, part), sink->strides);

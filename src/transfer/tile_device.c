@@ -125,22 +125,6 @@ rsd_status tile_device_reserve(struct scratch *scratch, int ordinal, size_t in_n
 
 /* ---- copies ---- */
 
-/* Loops over the elements of a box, of which the two sides may have different sizes. The innermost dim is a run if
- * it is contiguous on both sides. Returns the elements of a run. */
-static int64_t element_loops(int32_t ndim, const int64_t *len, const int64_t *src_strides,
-                             size_t src_nbytes, const int64_t *dst_strides, size_t dst_nbytes,
-                             struct loops *loops)
-{
-    int64_t run = 1;
-    if (ndim > 0 && src_strides[ndim - 1] == (int64_t)src_nbytes &&
-        dst_strides[ndim - 1] == (int64_t)dst_nbytes)
-        run = len[--ndim];
-    *loops = (struct loops){0};
-    for (int32_t d = 0; d < ndim; d++)
-        loops_add(loops, len[d], src_strides[d], dst_strides[d]);
-    return run;
-}
-
 static int64_t rows_of(const struct loops *loops)
 {
     int64_t nrows = 1;
@@ -149,33 +133,22 @@ static int64_t rows_of(const struct loops *loops)
     return nrows;
 }
 
-bool tile_device_casts(rsd_dtype from, rsd_dtype to)
-{
-    return from != RSD_C64 && from != RSD_C128 && to != RSD_C64 && to != RSD_C128;
-}
-
 rsd_status tile_device_copy(struct scratch *scratch, int ordinal, int32_t ndim, const int64_t *len,
                             rsd_dtype from, const char *src, const int64_t *src_strides,
                             rsd_dtype to, char *dst, const int64_t *dst_strides)
 {
     struct device_queue *queue;
-    struct loops loops;
-    struct cuda_copy copy = {.dst = 1};
+    struct loops loops = box_loops(ndim, len, element_of(from, to), src_strides, dst_strides);
     TRY(open_device_queue(scratch, ordinal, &queue));
     struct tile_device *device = scratch->device;
     cuda_ops_clear(device->ops);
-    if (from == to) {
-        loops = box_loops(ndim, len, rsd_dtype_nbytes(from), src_strides, dst_strides);
-        copy.run = (int64_t)loops.run;
-    } else {
-        copy.run = element_loops(ndim, len, src_strides, rsd_dtype_nbytes(from), dst_strides,
-                                 rsd_dtype_nbytes(to), &loops);
-    }
-    copy.end = copy.run * rows_of(&loops);
-    copy.loops = loops.loop;
-    copy.nloops = loops.n;
-    TRY(from == to ? cuda_ops_add_copy(device->ops, &copy)
-                   : cuda_ops_add_cast(device->ops, &copy, from, to));
+    TRY(cuda_ops_add_copy(device->ops,
+                          &(struct cuda_copy){.dst = 1,
+                                              .element = loops.element,
+                                              .run = (int64_t)loops.run,
+                                              .end = (int64_t)loops.run * rows_of(&loops),
+                                              .loops = loops.loop,
+                                              .nloops = loops.n}));
     device->addresses[0] = src;
     device->addresses[1] = dst;
     TRY(cuda_queue_run(queue->queue, device->ops, device->addresses, 2));
@@ -197,7 +170,8 @@ rsd_status tile_device_read_array(struct scratch *scratch, int ordinal, int32_t 
 {
     struct device_queue *queue;
     struct loop rows[RSD_MAX_DIMS];
-    struct packed_box box = box_packed(ndim, len, element_nbytes, strides, false, rows);
+    struct packed_box box =
+        box_packed(ndim, len, element_of_bytes(element_nbytes), strides, false, rows);
     char *in, *buffer;
     for (uint64_t at = 0, n; at < box.nbytes; at += n) {
         n = box.nbytes - at < COPY_NBYTES ? box.nbytes - at : COPY_NBYTES;
@@ -206,6 +180,7 @@ rsd_status tile_device_read_array(struct scratch *scratch, int ordinal, int32_t 
         struct tile_device *device = scratch->device;
         struct cuda_copy copy = {.dst = 1,
                                  .dst_offset = -(int64_t)at,
+                                 .element = box.element,
                                  .run = (int64_t)box.run,
                                  .begin = (int64_t)at,
                                  .end = (int64_t)(at + n),

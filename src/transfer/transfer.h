@@ -239,8 +239,7 @@ bool tile_device_has(const void *address, int *device);
 rsd_status tile_device_reserve(struct scratch *scratch, int ordinal, size_t in_nbytes,
                                size_t out_nbytes, char **in, char **out);
 
-/* Queues the copy of a box between an array and a pinned buffer, converted if tile_device_casts. */
-bool tile_device_casts(rsd_dtype from, rsd_dtype to);
+/* Queues the copy of a box between an array and a pinned buffer, converted if dtypes differ. */
 rsd_status tile_device_copy(struct scratch *scratch, int ordinal, int32_t ndim, const int64_t *len,
                             rsd_dtype from, const char *src, const int64_t *src_strides,
                             rsd_dtype to, char *dst, const int64_t *dst_strides);

@@ -192,7 +192,7 @@ static void add(void *context, const char *problem, enum arrangement from, enum 
     }
     int64_t world = rsd_layout_world(one->a);
     world = rsd_layout_world(one->b) > world ? rsd_layout_world(one->b) : world;
-    if (world > nranks || rsd_plan_new(one->a, one->b, NULL, &one->plan)) {
+    if (world > nranks || rsd_plan_new(one->a, one->b, &case_options, &one->plan)) {
         HOLDS(world > nranks, "%s: %s", problem, rsd_error());
         rsd_layout_free(one->a);
         rsd_layout_free(one->b);
@@ -232,15 +232,16 @@ static void random_layouts(void)
     for (int i = 0; i < 400; i++) {
         static const char *const dtypes[] = {"f32", "i64", "bf16", "u8"};
         struct random_tensor tensor = random_tensor(&random, dtypes[random_below(&random, 4)]);
+        const char *other = i % 2 ? dtypes[random_below(&random, 4)] : "";
         char from[4096], to[4096], problem[9000];
         rsd_layout *a, *b;
         rsd_plan *plan = NULL;
         random_side(&random, &tensor, i % 3 == 0 ? "sum" : NULL, from, sizeof from);
         random_side(&random, &tensor, NULL, to, sizeof to);
-        snprintf(problem, sizeof problem, "%s : %s -> %s", tensor.text, from, to);
+        snprintf(problem, sizeof problem, "%s : %s -> %s %s", tensor.text, from, other, to);
         if (rsd_problem_parse(problem, &a, &b))
             continue;
-        if (!rsd_plan_new(a, b, NULL, &plan))
+        if (!rsd_plan_new(a, b, &case_options, &plan))
             add(NULL, problem, (enum arrangement)(i % 3), (enum arrangement)(i / 3 % 3));
         rsd_plan_free(plan);
         rsd_layout_free(a);
