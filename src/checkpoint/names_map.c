@@ -111,7 +111,7 @@ static rsd_status add_map_line(struct name_map *map, int number, char *text)
     map->lines[map->n] = (struct name_line){0};
     rsd_status status = RSD_OK;
     if (n > MAX_WORDS)
-        status = fail(RSD_EINVAL, "'%s' is behind the end", words[MAX_WORDS]);
+        status = fail(RSD_EINVAL, "unexpected '%s' at the end of the line", words[MAX_WORDS]);
     else
         status = parse_line(&map->lines[map->n], words);
     map->n++;

@@ -185,7 +185,7 @@ rsd_status rsd_arena_alloc(rsd_arena *arena, int64_t nbytes, void **memory)
 {
     uint64_t capacity = shared_segment_capacity(&arena->segment) - arena->used;
     if (nbytes < 0)
-        return fail(RSD_EINVAL, "invalid size %lld", (long long)nbytes);
+        return fail(RSD_EINVAL, "invalid size of an array: %lld bytes", (long long)nbytes);
     if ((uint64_t)nbytes > capacity)
         return fail(RSD_ENOMEM, "the arena is full: %llu bytes left, %lld requested",
                     (unsigned long long)capacity, (long long)nbytes);

@@ -263,7 +263,7 @@ static rsd_status read_beat(struct member *member)
     if (member->in.kind != BEAT_LAST)
         return RSD_OK;
     if (member->in.npayload > (uint64_t)1 << 40)
-        return fail(RSD_EPEER, "rank %d sends %llu bytes: too many", (int)member->rank,
+        return fail(RSD_EPEER, "rank %d announces %llu bytes; the limit is 2^40", (int)member->rank,
                     (unsigned long long)member->in.npayload);
     TRY(GROW(member->payload.bytes, member->payload.capacity, (size_t)member->in.npayload + 1));
     member->payload.n = (size_t)member->in.npayload;

@@ -409,7 +409,7 @@ rsd_status rsd_cursor_next(rsd_cursor *cursor, const rsd_piece **piece)
     bool more;
     *piece = NULL;
     if (cursor->failed)
-        return fail(cursor->failed, "the cursor failed before");
+        return fail(cursor->failed, "an earlier call with this cursor failed");
     if (cursor->sorted)
         more = next_sorted(cursor);
     else

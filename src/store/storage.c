@@ -52,9 +52,13 @@ static rsd_status copy_options(rsd_storage *storage, const rsd_storage_options *
     storage->max_attempts = options->max_attempts ? options->max_attempts : 8;
     storage->max_nbytes = options->max_nbytes ? (uint64_t)options->max_nbytes : DEFAULT_MAX_NBYTES;
     storage->timeout = options->timeout > 0 ? options->timeout : 30;
-    if (options->max_requests < 0 || options->max_requests > 1000 || options->max_attempts < 0 ||
-        options->max_nbytes < 0 || options->path_style < 0 || options->path_style > 2)
-        return fail(RSD_EINVAL, "a limit of the storage is negative or too large");
+    if (options->max_requests < 0 || options->max_requests > 1000)
+        return fail(RSD_EINVAL, "max_requests %d out of range (0 to 1000)", options->max_requests);
+    if (options->path_style < 0 || options->path_style > 2)
+        return fail(RSD_EINVAL, "path_style %d out of range (0 to 2)", options->path_style);
+    if (options->max_attempts < 0 || options->max_nbytes < 0)
+        return fail(RSD_EINVAL, "max_attempts %d and max_nbytes %lld must not be negative",
+                    options->max_attempts, (long long)options->max_nbytes);
     if ((options->access_key != NULL) != (options->secret_key != NULL))
         return fail(RSD_EINVAL, "access_key and secret_key must be set together");
     storage->load = options->load;

@@ -250,7 +250,7 @@ class Names(unittest.TestCase):
             refuses({"lm_head.weight": one}, "vocab_size is 11; the tensor has 12 rows", vocab_size=11)
             for text, message in (
                     ("a", ":1: a line must have a name on each side"), ("\na b c", ":2: 'c' must be vocab"),
-                    ("a b rows d", "'d' is behind the end"), ("a.* b", "as many stars"), ("- -", "both sides"),
+                    ("a b rows d", "unexpected 'd' at the end"), ("a.* b", "as many stars"), ("- -", "both sides"),
                     ("a {b,c}", "2 tensors"), ("a {b,c", "no closing brace"), ("a b rows", "1 tensors"),
                     ("a {b,c,d,e,f} rows", "more than 4 parts"), ("*.*.*.*.* *.*.*.*.*", "more than 4 stars")):
                 refuses({"a": one}, message, text)
