@@ -309,11 +309,12 @@ def run(plan: Plan, src: Any, dst: Any = None, *, pool: AnyPool = None,
 
 
 def reshard(src_layout: Union[str, Layout], dst_layout: Union[str, Layout], src: Any, dst: Any = None, *,
-            pool: AnyPool = None, like: Optional[str] = None) -> Any:
-    """Moves a tensor from one layout to another. The arrays of all ranks are in this process.
+            cast: bool = False, pool: AnyPool = None, like: Optional[str] = None) -> Any:
+    """Moves a tensor from one layout to another. The arrays of all ranks are in this process. With `cast`, the layouts
+    may have different dtypes: elements are converted on the way.
 
     `src` lists them in the order of `src_layout.arrays()` (by ascending rank), or is a dict from ranks to arrays.
     `dst` has the same form; it is written and returned. Without `dst`, new arrays are returned, of the same kind as
     the first of `src`, or of the kind `like`: "auto", "numpy", "torch", "raw" or "memoryview". `pool` is a Pool or a
     number of threads."""
-    return run(Plan(src_layout, dst_layout), src, dst, pool=pool, like=like)
+    return run(Plan(src_layout, dst_layout, cast=cast), src, dst, pool=pool, like=like)

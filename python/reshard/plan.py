@@ -49,17 +49,19 @@ class Plan(_c.Handle):
     """A plan from one layout to another: Plan(src, dst), or Plan("f32[8] : 2:S0 -> 4:S0").
 
     `nodes` lists a number for the host of each rank. A replicated destination then crosses each host boundary once,
-    and is copied inside of the host."""
+    and is copied inside of the host. `cast` permits layouts of different dtypes: elements are converted while they are
+    moved. A problem that names both dtypes permits it too: Plan("f32[8] : 2:S0 -> bf16 4:S0")."""
 
     _free = "rsd_plan_free"
 
     def __init__(self, src: Union[str, Layout], dst: Union[str, Layout, None] = None, *,
-                 nodes: Optional[Sequence[int]] = None) -> None:
+                 nodes: Optional[Sequence[int]] = None, cast: bool = False) -> None:
         if dst is None:
+            cast = cast or isinstance(src, str)
             src, dst = problem(src) if isinstance(src, str) else (src, src)
         src = Layout(src) if isinstance(src, str) else src
         dst = Layout(dst) if isinstance(dst, str) else dst
-        options = _c.PlanOptions()
+        options = _c.PlanOptions(cast=int(cast))
         if nodes is not None:
             options.nranks, options.node_of = len(nodes), _c.ints(nodes, Int32)
         handle = Address()

@@ -55,6 +55,25 @@ class Plans(unittest.TestCase):
             self.assertEqual(sorted(plan.pieces(rank, sends=True)),
                              sorted(one for one in pieces if one.from_rank == rank))
 
+    def test_casts(self):
+        """elements are converted on the way, if asked for"""
+        whole = np.random.default_rng(3).standard_normal((12, 10)).astype("f4") * 100
+        for a in SIDES:
+            for b in SIDES:
+                src, dst = Layout(f"f32[12,10] @ {a}"), Layout(f"f16[12,10] @ {b}")
+                for one, right in zip(reshard.reshard(src, dst, held(src, whole), cast=True),
+                                      held(dst, whole.astype("f2"))):
+                    self.assertTrue(one.dtype == right.dtype and (one == right).all(), f"{a} -> {b}")
+        with self.assertRaisesRegex(reshard.MismatchError, "source f32, destination f16"):
+            Plan(src, dst)
+        with self.assertRaisesRegex(reshard.UnsupportedError, "f8e4m3 cannot be converted to f16"):
+            Plan(src.of_dtype("f8e4m3"), dst, cast=True)
+        plan = Plan("f32[8,8] : 4:S0 -> bf16 2x2:S0,S1")
+        self.assertEqual(str(plan), "f32[8,8] : 4 : S(0) -> bf16 2x2 : S(0),S(1)")
+        self.assertEqual(plan.inverse().dst.dtype, "f32")
+        self.assertEqual(plan.as_dict()["dst_dtype"], "bf16")
+        self.assertEqual(plan.totals["nbytes_total"], 128)
+
     def test_explain(self):
         """as text and as a dict"""
         plan = Plan("f32[8,8] : 4:S0 -> 2x2:S0,S1")

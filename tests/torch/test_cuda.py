@@ -219,9 +219,9 @@ def synced(*args):
     test_weight_sync.updated(*args)
 
 
-def synced_with_casts(*args):
+def synced_with_casts(name, *args):
     test_weight_sync.DEVICE = KIND
-    test_weight_sync.cast(*args)
+    getattr(test_weight_sync, name)(*args)
 
 
 @unittest.skipUnless(FOUND, "no GPU here")
@@ -272,8 +272,9 @@ class Devices(unittest.TestCase):
         """weight updates: fused, converted, verified"""
         for source, target in (([0, 1, 2, 3], [0, 1]), ([0, 1], [2, 3]), ([1], [0, 2])):
             worlds.run(max(source + target) + 1, synced, source, target)
-        worlds.run(4, synced_with_casts, 1 << 20, True)
-        worlds.run(4, synced_with_casts, 100, False)
+        worlds.run(4, synced_with_casts, "cast", "1MB")
+        worlds.run(4, synced_with_casts, "cast", "100B")
+        worlds.run(2, synced_with_casts, "cast_special")
 
 
 if __name__ == "__main__":

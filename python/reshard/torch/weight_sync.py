@@ -5,7 +5,7 @@
     sync.verify()                                 both sides have the same elements
 
 Each rank reads the memory of the ranks of its host directly, also that of CUDA devices. All tensors are moved in one
-run. Only tensors that are converted to another dtype need memory, of which `max_nbytes` is the limit.
+run, which converts those that have another dtype on the other side. No copy of a tensor is made.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 import torch
 
 from .. import _c, dtypes, memory
-from ..carry import Exec, bind
+from ..carry import Exec, bind, reshard
 from ..errors import Error, InvalidError, MismatchError, made as error_made, number_of
 from ..layout import Layout
 from ..local import size
@@ -44,10 +44,9 @@ class _Job(NamedTuple):
     src: _Cut
     dst: _Cut
 
-    @property
-    def casts(self) -> bool:
-        """Whether elements are converted."""
-        return self.src.layout.dtype != self.dst.layout.dtype
+    def plan(self, nodes: Optional[Sequence[int]] = None) -> Plan:
+        """Returns the plan of this part, which converts elements of another dtype."""
+        return Plan(self.src.layout, self.dst.layout, nodes=nodes, cast=True)
 
 
 def _nelements(extents: Sequence[int]) -> int:
@@ -83,60 +82,24 @@ def _cut(layout: Layout, box: Box, tensor: Optional[torch.Tensor], rank: int) ->
     return _Cut(Layout.from_boxes(layout.dtype, extents, boxes), views)
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // 16) * 16  # the widest word that kernels copy
+def _converted(view: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Returns a dense tensor with the elements that an update makes of those of a view."""
+    kind = dtypes.torch_dtype(dtypes.dtype(dtype))
+    if view.dtype == kind:
+        return view.contiguous()
+    made = torch.empty(view.shape, dtype=kind, device=view.device)
+    shape = ",".join(str(one) for one in view.shape)
+    reshard(f"{dtypes.dtype(view.dtype).name}[{shape}] @ 1:R", f"{dtype}[{shape}] @ 1:R", [view], [made], cast=True)
+    return made
 
 
-def _staged_nbytes(layout: Layout, nbytes: int) -> int:
-    """Returns the most memory that a rank needs for converted elements."""
-    found: Dict[int, int] = {}
-    for one in layout.arrays():
-        found[one.rank] = found.get(one.rank, 0) + _aligned(_nelements(one.shape) * nbytes)
-    return max(found.values(), default=0)
+class _Update:
+    """All jobs, bound to the memory of their tensors."""
 
-
-class _Staging:
-    """Memory for converted elements, of each device. All rounds use it, one after the other."""
-
-    def __init__(self, rounds: Sequence[Sequence[_Job]]) -> None:
-        most: Dict[torch.device, int] = {}
-        for jobs in rounds:
-            needed: Dict[torch.device, int] = {}
-            for job in jobs:
-                for view in job.src.views if job.casts else ():
-                    nbytes = _aligned(view.numel() * dtypes.dtype(job.dst.layout.dtype).nbytes)
-                    needed[view.device] = needed.get(view.device, 0) + nbytes
-            for device, nbytes in needed.items():
-                most[device] = max(most.get(device, 0), nbytes)
-        self.buffers = {device: torch.empty(nbytes, dtype=torch.uint8, device=device)
-                        for device, nbytes in most.items()}
-        self._used: Dict[torch.device, int] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.buffers.values())
-
-    def start_round(self) -> None:
-        self._used = {}
-
-    def like(self, view: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Returns a dense tensor of the shape of a view in memory that this round has not used."""
-        first, nbytes = self._used.get(view.device, 0), view.numel() * dtype.itemsize
-        self._used[view.device] = first + _aligned(nbytes)
-        return self.buffers[view.device][first:first + nbytes].view(dtype).reshape(view.shape)
-
-
-class _Round:
-    """Jobs that run together. Elements that are converted are staged in one buffer."""
-
-    def __init__(self, jobs: Sequence[_Job], home: Home, staging: _Staging, max_nbytes: int, timeout: float) -> None:
-        self._home, self._casts = home, []  # type: Tuple[Home, List[Tuple[torch.Tensor, torch.Tensor]]]
-        plans, src, dst = [], [], []
-        for job in jobs:
-            from_ = job.src.layout.of_dtype(job.dst.layout.dtype) if job.casts else job.src.layout
-            plans.append(Plan(from_, job.dst.layout, nodes=home.nodes))
-            src.append(self._staged(job, staging) if job.casts else job.src.views)
-            dst.append(job.dst.views)
+    def __init__(self, jobs: Sequence[_Job], home: Home, max_nbytes: int, timeout: float) -> None:
+        self._home = home
+        plans = [job.plan(home.nodes) for job in jobs]
+        src, dst = [job.src.views for job in jobs], [job.dst.views for job in jobs]
         single = len(plans) == 1
         self._exec: Exec = bind(plans, src=src[0] if single else src, dst=dst[0] if single else dst,
                                 transport=home.transport, max_nbytes=max_nbytes, timeout=timeout,
@@ -146,15 +109,7 @@ class _Round:
                           for side in self._arrays]
         self._devices = {memory.cuda_device(one) for side in self._arrays for one in side}
 
-    def _staged(self, job: _Job, staging: _Staging) -> List[torch.Tensor]:
-        dtype = dtypes.torch_dtype(dtypes.dtype(job.dst.layout.dtype))
-        made = [staging.like(view, dtype) for view in job.src.views]
-        self._casts += zip(made, job.src.views)
-        return made
-
     def run(self) -> None:
-        for staged, view in self._casts:
-            staged.copy_(view)
         stream = memory.ordered(self._devices)
         if stream is not None:
             _c.lib.rsd_exec_set_stream(self._exec.handle, stream or None)
@@ -191,8 +146,8 @@ class WeightSync:
     allow_missing   leaves targets without a source unchanged
     allow_unused    ignores sources without a target
     allow_tied      permits names of one side that share memory
-    max_nbytes      limit of the memory for converted elements, and of that for messages, of this rank, such as "1GB";
-                    256 MB by default
+    max_nbytes      limit of the memory of this rank for messages, and of that for digests, such as "1GB"; 256 MB by
+                    default
     timeout         seconds without progress after which a call fails; 0: 300"""
 
     def __init__(self, source: Optional[Tensors], target: Optional[Tensors], *, group: Optional[Any] = None,
@@ -225,7 +180,7 @@ class WeightSync:
         written = {job.part.target for job in self._jobs}
         self._versions = [local_tensor(tensor) for name, tensor in self._target.items() if name in written
                           and hasattr(torch.autograd.graph, "increment_version") and not tensor.is_inference()]
-        self._rounds = self._bind(timeout)
+        self._update = _Update(self._jobs, self._home, self._max_nbytes, timeout) if self._jobs else None
 
     def _check(self, stated: Sequence[Any]) -> None:
         for rank, one in enumerate(stated):
@@ -245,48 +200,15 @@ class WeightSync:
                 why = "only floating-point numbers are converted" if cast else "cast=True converts"
                 raise MismatchError(f"{part.target} is {dst.dtype}, but its source {part.source} is {src.dtype}; "
                                     f"{why}")
-            if _nelements(src.shape):
-                yield from self._boxes(part, src, dst, ((0,) * src.ndim, src.shape))
-
-    def _boxes(self, part: Part, src: Layout, dst: Layout, box: Box) -> Iterator[_Job]:
-        """Yields the job of a box. A box that is converted is halved until its memory is within the limit."""
-        lo, extents = box
-        from_ = _cut(src, box, self._local(self._source, part.source), self._rank)
-        if src.dtype != dst.dtype and _nelements(extents) > 1 and \
-                _staged_nbytes(from_.layout, dtypes.dtype(dst.dtype).nbytes) > self._max_nbytes:
-            dim = max(range(len(extents)), key=lambda one: extents[one])
-            half = extents[dim] // 2
-            for start, length in ((0, half), (half, extents[dim] - half)):
-                yield from self._boxes(part, src, dst, (
-                    tuple(a + start * (d == dim) for d, a in enumerate(lo)),
-                    tuple(length if d == dim else one for d, one in enumerate(extents))))
-            return
-        there = (tuple(a + b for a, b in zip(lo, part.at)), tuple(extents))
-        yield _Job(part, from_, _cut(dst, there, self._local(self._target, part.target), self._rank))
+            if not _nelements(src.shape):
+                continue
+            whole, there = ((0,) * src.ndim, src.shape), (tuple(part.at), src.shape)
+            yield _Job(part, _cut(src, whole, self._local(self._source, part.source), self._rank),
+                       _cut(dst, there, self._local(self._target, part.target), self._rank))
 
     @staticmethod
     def _local(tensors: Mapping[str, Any], name: str) -> Optional[torch.Tensor]:
         return local_tensor(tensors[name]) if name in tensors else None
-
-    def _bind(self, timeout: float) -> List[_Round]:
-        """Returns the runs: one, unless more elements are converted than the limit permits at a time."""
-        rounds: List[List[_Job]] = [[job for job in self._jobs if not job.casts]]
-        staged = 0
-        for job in (job for job in self._jobs if job.casts):
-            nbytes = _staged_nbytes(job.src.layout, dtypes.dtype(job.dst.layout.dtype).nbytes)
-            if staged and staged + nbytes > self._max_nbytes:
-                rounds.append([])
-                staged = 0
-            rounds[-1].append(job)
-            staged += nbytes
-        self._staging = _Staging(rounds)
-        made: List[_Round] = []
-        for jobs in rounds:
-            if jobs:
-                self._staging.start_round()
-                messages = max(1, self._max_nbytes // len(rounds))  # every run keeps its buffers
-                made.append(_Round(jobs, self._home, self._staging, messages, timeout))
-        return made
 
     # -- running --
 
@@ -307,27 +229,17 @@ class WeightSync:
         try:
             self._check_memory()
         except InvalidError:
-            for one in self._rounds:
-                one.fail()
+            if self._update:
+                self._update.fail()
             raise
-        for one in self._rounds:
-            one.run()
+        if self._update:
+            self._update.run()
         for tensor in self._versions:  # so that autograd notices the change
             torch.autograd.graph.increment_version(tensor)
 
     def describe(self) -> str:
         """Describes how data moves between ranks, which is known after the first update."""
-        return "\n".join(one.describe() for one in self._rounds)
-
-    @property
-    def nbytes_staged(self) -> int:
-        """The memory that this rank keeps for converted elements."""
-        return self._staging.nbytes
-
-    @property
-    def nruns(self) -> int:
-        """The number of runs of an update: one, unless converted tensors need more memory than the limit."""
-        return len(self._rounds)
+        return self._update.describe() if self._update else ""
 
     def verify(self) -> None:
         """Compares the elements of both sides by digests. MismatchError names the first target that differs, and the
@@ -342,7 +254,7 @@ class WeightSync:
                 raise InvalidError(one if rank == self._rank else f"rank {rank}: {one}")
         sent, received = (torch.zeros(len(self._jobs), self._home.nranks, 2, dtype=torch.int64) for _ in range(2))
         for number, job in enumerate(self._jobs):
-            plan = Plan(job.src.layout.of_dtype(job.dst.layout.dtype), job.dst.layout)
+            plan = job.plan()
             for side, cut, table in (("from", job.src, sent), ("to", job.dst, received)):
                 arrays = (plan.src if side == "from" else plan.dst).arrays(self._rank)
                 if not arrays:
@@ -365,9 +277,8 @@ class WeightSync:
     def _digest(self, box: torch.Tensor, lo: Sequence[int], dtype: str) -> torch.Tensor:
         """Returns the sum of the digests of the parts of a box that are at most as large as the limit of memory."""
         total = torch.zeros(2, dtype=torch.int64)
-        kind = dtypes.torch_dtype(dtypes.dtype(dtype))
-        for at, part in _parts(box, (0,) * box.ndim, max(1, self._max_nbytes // kind.itemsize // 2)):
-            text = f"{[a + b for a, b in zip(lo, at)]} {digest_array(part.to(kind).contiguous())}"
+        for at, part in _parts(box, (0,) * box.ndim, max(1, self._max_nbytes // dtypes.dtype(dtype).nbytes // 2)):
+            text = f"{[a + b for a, b in zip(lo, at)]} {digest_array(_converted(part, dtype))}"
             data = hashlib.blake2b(text.encode(), digest_size=16).digest()
             total += torch.frombuffer(bytearray(data), dtype=torch.int64)
         return total
@@ -375,9 +286,9 @@ class WeightSync:
     def close(self) -> None:
         """Frees what was bound. The tensors stay as they are."""
         self._closed = True
-        for one in self._rounds:
-            one.close()
-        self._rounds = []
+        if self._update:
+            self._update.close()
+        self._update = None
 
     def __enter__(self) -> "WeightSync":
         return self
