@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GAP_NBYTES = 1 << 16 };
+enum { GAP_NBYTES = 1 << 16, LARGE_NBYTES = 2 << 20 };
 
 struct tile {
     const struct transfer *transfer;
@@ -28,7 +28,9 @@ static rsd_status reserve_bytes(char **bytes, size_t *capacity, size_t need)
 {
     if (need <= *capacity)
         return RSD_OK;
-    char *larger = mem_new(need, 1);
+    if (need >= LARGE_NBYTES / 2) /* so that it lies on large pages */
+        need = (need + LARGE_NBYTES - 1) / LARGE_NBYTES * LARGE_NBYTES;
+    char *larger = mem_new_buffer(need);
     if (!larger)
         return RSD_ENOMEM;
     mem_free(*bytes);
