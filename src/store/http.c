@@ -138,10 +138,11 @@ static bool is_success(const struct http_request *request)
     return request->answer.code >= 200 && request->answer.code < 300;
 }
 
-/* A server that does not know ranges sends the whole file, which is only of use if that was wanted. */
+/* A server that does not know ranges sends the whole file, which is only of use if that was wanted. Others send the
+ * range with the wrong status. */
 static bool is_whole_file_unwanted(const struct http_request *request)
 {
-    return request->for_range && request->answer.code == 200 &&
+    return request->for_range && request->answer.code == 200 && !request->answer.has_range &&
            (request->offset != 0 || !request->answer.has_length ||
             request->answer.length != request->out_nbytes);
 }
@@ -350,20 +351,34 @@ static enum http_outcome judge_transfer(struct http_request *request,
     }
 }
 
+/* Services differ in whether they quote an ETag in a listing. */
+static bool is_same_etag(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    bool a_quoted = n >= 2 && *a == '"', b_quoted = m >= 2 && *b == '"';
+    a += a_quoted;
+    b += b_quoted;
+    n -= 2 * (size_t)a_quoted;
+    m -= 2 * (size_t)b_quoted;
+    return n == m && memcmp(a, b, n) == 0;
+}
+
 /* Checks that a successful answer has the bytes that were requested, of the same version of the file. */
 static enum http_outcome judge_body(struct http_request *request)
 {
     const struct http_answer *answer = &request->answer;
     if (answer->encoded)
         return note_failed(request, RSD_EIO, HTTP_FAILED, "the server encodes the file");
-    if (request->etag && answer->etag[0] && strcmp(request->etag, answer->etag) != 0)
+    if (request->etag && answer->etag[0] && !is_same_etag(request->etag, answer->etag))
         return note_failed(request, RSD_EIO, HTTP_FAILED,
                            "file changed while it was read: ETag is %s, was %s", answer->etag,
                            request->etag);
     if (!request->out)
         return HTTP_DONE;
-    if (request->for_range && answer->code == 206 &&
-        (!answer->has_range || answer->first != request->offset ||
+    if (request->for_range && answer->code == 206 && !answer->has_range)
+        return note_failed(request, RSD_EIO, HTTP_AGAIN, "the answer has no Content-Range");
+    if (request->for_range && answer->has_range &&
+        (answer->first != request->offset ||
          answer->last != request->offset + request->out_nbytes - 1 ||
          (request->total && answer->total != request->total)))
         return note_failed(request, RSD_EIO, HTTP_AGAIN,

@@ -229,8 +229,9 @@ static rsd_status prepare_range(struct remote_store *store, uint32_t index, uint
     TRY(store->kind->set_request(store, store_file_name(&store->base, index), request));
     http_set_header(request, "range", "bytes=%llu-%llu", (unsigned long long)offset,
                     (unsigned long long)(offset + n - 1));
+    const char *quote = file->etag && !strchr(file->etag, '"') ? "\"" : "";
     if (file->etag && request->sign)
-        http_set_header(request, "if-match", "%s", file->etag);
+        http_set_header(request, "if-match", "%s%s%s", quote, file->etag, quote);
     return RSD_OK;
 }
 
