@@ -4,11 +4,15 @@
     proxy = bucket.proxy                  proxy.fault = function of a Request that returns an action, or None
     Fault.status(503)                     answers without asking the server
 """
+import atexit
 import http.client
 import logging
+import os
 import socket
 import ssl
 import struct
+import subprocess
+import tempfile
 import threading
 import time
 
@@ -36,6 +40,9 @@ class Answer:
         self.cut = None  # bytes of the body that are sent
         self.reset = False  # instead of closing
         self.delay = 0.0  # seconds between pieces of 1 kB
+
+    def get(self, name):
+        return next(value for key, value in self.headers if key.lower() == name.lower())
 
     def set(self, name, value):
         self.headers = [(key, old) for key, old in self.headers if key.lower() != name.lower()]
@@ -165,14 +172,48 @@ class Proxy:
         return answer.cut is None and not answer.reset
 
 
+def start_moto():
+    """Returns the port of moto's server. It takes any signature."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    return server.get_host_and_port()[1]
+
+
+ACCOUNTS = ("root,root", "key,secret", "k,s", "env,s", "file,s", "other,s", "role,a/b+c", "key2,s")
+
+
+def start_rclone():
+    """Returns the port of rclone's server, which keeps objects in files and checks signatures."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder = tempfile.TemporaryDirectory()
+    keys = [word for account in ACCOUNTS for word in ("--auth-key", account)]
+    process = subprocess.Popen([os.environ["RCLONE"], "serve", "s3", *keys, "--addr", f"127.0.0.1:{port}",
+                                "--config", os.devnull, folder.name], stderr=subprocess.DEVNULL)
+
+    def stop():
+        process.kill()
+        process.wait()
+        folder.cleanup()
+    atexit.register(stop)
+    while process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return port
+        except OSError:
+            time.sleep(0.05)
+    raise OSError("rclone does not start")
+
+
+RCLONE = bool(os.environ.get("RCLONE"))
+
+
 class Bucket:
-    """A server with one bucket, and a proxy before it."""
+    """A server with one bucket, and a proxy before it. The server is rclone's if $RCLONE names it, else moto's."""
 
     def __init__(self, name="bkt"):
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self.server.start()
-        self.port = self.server.get_host_and_port()[1]
+        self.port = start_rclone() if RCLONE else start_moto()
         self.name = name
         self.proxy = Proxy(self.port)
         self.client = boto3.client(

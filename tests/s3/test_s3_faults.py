@@ -2,13 +2,14 @@
 import base64
 import hashlib
 import os
+import re
 import unittest
 
 import numpy
 
 import reshard
 import tap
-from services import Bucket, Fault, Proxy
+from services import RCLONE, Bucket, Fault, Proxy
 
 bucket = Bucket()
 proxy = bucket.proxy
@@ -119,9 +120,21 @@ class Reading(unittest.TestCase):
     def test_wrong_range(self):
         """an answer with another range"""
         def change(answer):
-            answer.set("content-range", "bytes 0-99/" + dict(answer.headers)["content-range"].split("/")[1])
+            answer.set("content-range", "bytes 0-99/" + answer.get("content-range").split("/")[1])
         self.right(ranged(nth(Fault.changed(change))))
         self.wrong(ranged(nth(Fault.changed(change), 100)), "__0_0.distcp", "bytes ", "instead")
+
+    def test_range_status(self):
+        """a range that comes as 200, and a 206 that does not say which range it is"""
+        def as_200(answer):
+            answer.status = 200
+
+        def unnamed(answer):
+            answer.status = 206
+            answer.headers = [one for one in answer.headers if one[0].lower() != "content-range"]
+        self.right(ranged(nth(Fault.changed(as_200), 100)), retries=0)
+        self.right(ranged(nth(Fault.changed(unnamed))))
+        self.wrong(ranged(nth(Fault.changed(unnamed), 100)), "__0_0.distcp", "bytes ", "Content-Range")
 
     def test_no_ranges(self):
         """a server that ignores ranges and sends the whole file"""
@@ -133,6 +146,13 @@ class Reading(unittest.TestCase):
     def test_wrong_etag(self):
         """a file that changes while it is read"""
         self.wrong(ranged(nth(Fault.changed(lambda answer: answer.set("etag", '"other"')), 100)), "changed")
+
+    def test_unquoted_etag(self):
+        """a listing whose ETags have no quotes"""
+        bare = Fault.edited(lambda body: re.sub(
+            rb"<ETag>(.*?)</ETag>", lambda found: b"<ETag>" + re.sub(rb'"|&quot;|&#34;', b"", found[1]) + b"</ETag>",
+            body))
+        self.right(nth(bare, 100, query="list-type=2"), retries=0)
 
     def test_replaced(self):
         """a file that is replaced while it is read"""
@@ -166,10 +186,12 @@ class Reading(unittest.TestCase):
         more = Fault.edited(lambda body: body.replace(b"<IsTruncated>false", b"<IsTruncated>true"))
         self.right(nth(cut, query="list-type=2"), retries=0)
         self.wrong(nth(cut, 100, query="list-type=2"), "cut off")
-        self.wrong(nth(more, 100, query="list-type=2"), "how to go on")
+        self.wrong(nth(more, 100, query="list-type=2"), "continuation token")
 
     def test_endless_listing(self):
         """a listing that repeats a page for ever"""
+        if RCLONE:
+            self.skipTest("rclone checks the signature of what the proxy changes")
         again = Fault.edited(lambda body: body.replace(
             b"<IsTruncated>false</IsTruncated>",
             b"<IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>"))
@@ -232,6 +254,8 @@ class Reading(unittest.TestCase):
 
     def test_clock_skew(self):
         """a clock that is wrong is corrected for"""
+        if RCLONE:
+            self.skipTest("rclone has the right time")
         def fault(request):
             if not request.headers["x-amz-date"].startswith("2031"):
                 return Fault.status(403, b"<Error><Code>RequestTimeTooSkewed</Code></Error>",
@@ -311,6 +335,27 @@ class Writing(unittest.TestCase):
         """an upload that is refused with the status 200"""
         self.right(nth(Fault.error(200, "InternalError"), method="POST", query="uploadId"), retries=0)
         self.wrong(nth(Fault.error(200, "InternalError"), 100, method="POST", query="uploadId"), "Error")
+
+    def test_lost_part(self):
+        """a service that has lost a part says so at the end"""
+        self.wrong(nth(Fault.error(400, "InvalidPart"), 100, method="POST", query="uploadId"), "InvalidPart",
+                   "__0_0.distcp")
+        self.assertEqual(bucket.keys(f"write{Writing.number}/"), [])
+
+    def test_expired_token(self):
+        """credentials that expire between two parts are loaded again"""
+        calls = []
+
+        def load():
+            calls.append(1)
+            return dict(access_key="key" if len(calls) == 1 else "key2", session_token="t",
+                        secret_key="secret" if len(calls) == 1 else "s")
+
+        def fault(request):
+            if "partNumber=2" in request.query and "Credential=key/" in request.headers["authorization"]:
+                return Fault.error(400, "ExpiredToken")
+        self.right(fault, access_key=None, secret_key=None, credentials=load)
+        self.assertEqual(len(calls), 2)
 
     def test_wrong_checksum(self):
         """a service that received other bytes"""

@@ -25,6 +25,12 @@ class Result(unittest.TestResult):
         super().addError(test, error)
         self.broken(test, error)
 
+    def addSubTest(self, test, subtest, error):
+        super().addSubTest(test, subtest, error)
+        if error is not None:
+            print(f"# {subtest}", flush=True)
+            self.broken(test, error)
+
     def broken(self, test, error):
         self.tell(test, False)
         for line in self._exc_info_to_string(error, test).splitlines():
@@ -32,8 +38,10 @@ class Result(unittest.TestResult):
 
 
 def main():
+    """Runs all tests of the program, or those that its arguments name: Class, Class.test_it."""
     began = time.monotonic()
-    tests = unittest.TestLoader().loadTestsFromModule(sys.modules["__main__"])
+    loader, module = unittest.TestLoader(), sys.modules["__main__"]
+    tests = loader.loadTestsFromNames(sys.argv[1:], module) if sys.argv[1:] else loader.loadTestsFromModule(module)
     print(f"1..{tests.countTestCases()}", flush=True)
     result = Result()
     tests.run(result)
