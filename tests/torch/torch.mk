@@ -33,5 +33,8 @@ $(BUILD)/venv/ready: $(TORCH_NEEDS)
 	    $(TORCH_PIP) install -q -r $< --extra-index-url $(TORCH_INDEX)
 	@# mpi4py is installed as a wheel, or built with mpicc. If neither works, its test is skipped.
 	@$(TORCH_PIP) install -q mpi4py >/dev/null 2>&1 || echo "mpi4py cannot be installed: its test will be skipped"
+	@# DeepSpeed has no wheels, and needs nothing that is compiled here. Without it, its engines are not tested.
+	@DS_BUILD_OPS=0 $(TORCH_PIP) install -q --no-build-isolation deepspeed >/dev/null 2>&1 || \
+	    echo "DeepSpeed cannot be installed: tests of its engines will be skipped"
 	@$(TORCH_PIP) freeze
 	@touch $@

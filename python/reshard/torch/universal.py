@@ -1,0 +1,119 @@
+"""DeepSpeed's universal checkpoints: a directory with a file for each parameter and state, which an engine with any
+number of ranks loads.
+
+    write_universal("checkpoint-500", "checkpoint-500/global_step500_universal")
+    engine.load_checkpoint("checkpoint-500")          # with {"checkpoint": {"load_universal": true}} in its config
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+import torch
+
+from ..checkpoint import Checkpoint
+from ..checkpoint import open as open_checkpoint
+from ..errors import ExistsError, FormatError, InvalidError
+
+Pathlike = Union[str, "os.PathLike[str]"]
+_STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
+
+
+def _groups(checkpoint: Checkpoint) -> List[Dict[str, Any]]:
+    """The parameter groups, with names of parameters."""
+    groups: Dict[int, Dict[str, Any]] = {}
+    for name, value in checkpoint.plain_values.items():
+        if name.startswith(_GROUPS):
+            number, key = name[len(_GROUPS):].split(".", 1)
+            groups.setdefault(int(number), {})[key] = tuple(value) if key == "betas" else value
+    found = [group for _, group in sorted(groups.items())]
+    if not found or not all(isinstance(name, str) for group in found for name in group.get("params", [0])):
+        raise FormatError(f"{checkpoint.path}: no values {_GROUPS}0 with the names of parameters, which a universal "
+                          "checkpoint needs")
+    return found
+
+
+def _model_files(checkpoint: Checkpoint, model_from: Optional[Pathlike]) -> List[str]:
+    """The files of a run that have the model and its configuration."""
+    directory = checkpoint.path if model_from is None else os.fspath(model_from)
+    found = [name for name in (checkpoint.files if model_from is None else sorted(os.listdir(directory)))
+             if name.endswith("_model_states.pt")]
+    if not found:
+        raise FormatError(f"{directory}: no file *_model_states.pt, which an engine loads first; pass model_from, the "
+                          "directory of a tag of the same model")
+    return [os.path.join(directory, name) for name in found]
+
+
+def _states(checkpoint: Checkpoint, param: str) -> Tuple[List[str], Any]:
+    """The names of the states of a parameter with an element for each of its own, and its step."""
+    prefix = f"{_STATE}{param}."
+    step = checkpoint.plain_values.get(prefix + "step")
+    if step is None and prefix + "step" in checkpoint:
+        step = checkpoint[prefix + "step"].torch().item()
+    keys = [name[len(prefix):] for name in checkpoint if name.startswith(prefix) and "." not in name[len(prefix):]]
+    return [key for key in keys if checkpoint[prefix + key].shape == checkpoint[param].shape and key != "step"], step
+
+
+def _write(path: str, value: Any) -> None:
+    with open(path, "xb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_param(checkpoint: Checkpoint, param: str, directory: str) -> Any:
+    """Writes the files of a parameter, one tensor at a time. Returns its step."""
+    if "/" in param or param in (".", ".."):
+        raise InvalidError(f"{param}: not the name of a directory")
+    os.mkdir(directory)
+    _write(os.path.join(directory, "fp32.pt"), {"param": checkpoint[param].torch().to(torch.float32)})
+    keys, step = _states(checkpoint, param)
+    for key in keys:
+        _write(os.path.join(directory, f"{key}.pt"), {"param": checkpoint[f"{_STATE}{param}.{key}"].torch()})
+    if step is not None:
+        _write(os.path.join(directory, "step.pt"), torch.tensor(float(step)))
+    return step
+
+
+def _write_all(checkpoint: Checkpoint, staging: str, files: List[str]) -> None:
+    groups, step = _groups(checkpoint), None
+    zero = os.path.join(staging, "zero")
+    os.mkdir(zero)
+    for group in groups:
+        for param in group["params"]:
+            if param not in checkpoint:
+                raise FormatError(f"{checkpoint.path}: parameter {param} of {_GROUPS[:-1]} is not there")
+            step = _write_param(checkpoint, param, os.path.join(zero, param))
+    numbered = [{**group, "params": [i]} for i, group in enumerate(groups)]
+    version = checkpoint.plain_values.get("ds_version", "0.19.8")
+    _write(os.path.join(zero, "optimizer_state.pt"), {
+        "ds_version": version, "param_groups": numbered,
+        "optimizer_state_dict": {"state": {0: {"step": torch.tensor(float(step or 0))}}, "param_groups": numbered}})
+    for path in files:
+        shutil.copyfile(path, os.path.join(staging, os.path.basename(path)))
+
+
+def write_universal(source: Pathlike, out: Pathlike, *, model_from: Optional[Pathlike] = None) -> None:
+    """Writes a checkpoint with fp32 weights and optimizer state as a universal checkpoint of DeepSpeed.
+
+    The files of the model (`mp_rank_00_model_states.pt`, of ZeRO-3 one per rank) are copied from the source, or from
+    the directory `model_from`. The name of `out` is written to `latest_universal` beside it, as DeepSpeed's converter
+    does. Tensors are written one after the other. Nothing is at `out` before all of it is complete. EEXIST: something
+    is there."""
+    path = os.path.abspath(os.fspath(out))
+    if os.path.lexists(path):
+        raise ExistsError(f"{path} already exists")
+    with open_checkpoint(source, like="torch") as checkpoint:
+        files = _model_files(checkpoint, model_from)
+        staging = tempfile.mkdtemp(prefix=os.path.basename(path) + ".reshard-", dir=os.path.dirname(path))
+        try:
+            _write_all(checkpoint, staging, files)
+            os.chmod(staging, 0o755)
+            os.rename(staging, path)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+    with open(os.path.join(os.path.dirname(path), "latest_universal"), "w", encoding="utf-8") as file:
+        file.write(os.path.basename(path))
