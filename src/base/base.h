@@ -232,6 +232,17 @@ void hash_text(struct hash hash, char hex[RSD_DIGEST_NCHARS]);
 
 /* ---- dtype.c ---- */
 
+/* What the elements of a dtype are. Those of CLASS_OPAQUE are only copied. */
+enum dtype_class {
+    CLASS_OPAQUE,
+    CLASS_FLOAT,
+    CLASS_SIGNED,
+    CLASS_UNSIGNED,
+    CLASS_BOOL,
+    CLASS_COMPLEX
+};
+enum dtype_class dtype_class(rsd_dtype dtype); /* CLASS_OPAQUE for an invalid dtype */
+
 /* Returns whether values of the dtype can be combined by the reduction. */
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce);
 

@@ -3,35 +3,33 @@
 
 #include <string.h>
 
-enum class { OPAQUE, FLOATING, INTEGER, LOGICAL, COMPLEX };
-
 static const struct {
     const char *name, *torch; /* NumPy has the names of torch too */
     size_t nbytes;
-    enum class class;
+    enum dtype_class class;
 } dtypes[] = {
-    [RSD_F64] = {"f64", "float64", 8, FLOATING},
-    [RSD_F32] = {"f32", "float32", 4, FLOATING},
-    [RSD_F16] = {"f16", "float16", 2, FLOATING},
-    [RSD_BF16] = {"bf16", "bfloat16", 2, FLOATING},
-    [RSD_F8E4M3] = {"f8e4m3", "float8_e4m3fn", 1, OPAQUE},
-    [RSD_F8E5M2] = {"f8e5m2", "float8_e5m2", 1, OPAQUE},
-    [RSD_I64] = {"i64", "int64", 8, INTEGER},
-    [RSD_I32] = {"i32", "int32", 4, INTEGER},
-    [RSD_I16] = {"i16", "int16", 2, INTEGER},
-    [RSD_I8] = {"i8", "int8", 1, INTEGER},
-    [RSD_U64] = {"u64", "uint64", 8, INTEGER},
-    [RSD_U32] = {"u32", "uint32", 4, INTEGER},
-    [RSD_U16] = {"u16", "uint16", 2, INTEGER},
-    [RSD_U8] = {"u8", "uint8", 1, INTEGER},
-    [RSD_BOOL] = {"bool", "bool", 1, LOGICAL},
-    [RSD_C64] = {"c64", "complex64", 8, COMPLEX},
-    [RSD_C128] = {"c128", "complex128", 16, COMPLEX},
-    [RSD_F8E4M3FNUZ] = {"f8e4m3fnuz", "float8_e4m3fnuz", 1, OPAQUE},
-    [RSD_F8E5M2FNUZ] = {"f8e5m2fnuz", "float8_e5m2fnuz", 1, OPAQUE},
-    [RSD_F8E8M0] = {"f8e8m0", "float8_e8m0fnu", 1, OPAQUE},
-    [RSD_F4X2] = {"f4x2", "float4_e2m1fn_x2", 1, OPAQUE},
-    [RSD_C32] = {"c32", "complex32", 4, OPAQUE},
+    [RSD_F64] = {"f64", "float64", 8, CLASS_FLOAT},
+    [RSD_F32] = {"f32", "float32", 4, CLASS_FLOAT},
+    [RSD_F16] = {"f16", "float16", 2, CLASS_FLOAT},
+    [RSD_BF16] = {"bf16", "bfloat16", 2, CLASS_FLOAT},
+    [RSD_F8E4M3] = {"f8e4m3", "float8_e4m3fn", 1, CLASS_OPAQUE},
+    [RSD_F8E5M2] = {"f8e5m2", "float8_e5m2", 1, CLASS_OPAQUE},
+    [RSD_I64] = {"i64", "int64", 8, CLASS_SIGNED},
+    [RSD_I32] = {"i32", "int32", 4, CLASS_SIGNED},
+    [RSD_I16] = {"i16", "int16", 2, CLASS_SIGNED},
+    [RSD_I8] = {"i8", "int8", 1, CLASS_SIGNED},
+    [RSD_U64] = {"u64", "uint64", 8, CLASS_UNSIGNED},
+    [RSD_U32] = {"u32", "uint32", 4, CLASS_UNSIGNED},
+    [RSD_U16] = {"u16", "uint16", 2, CLASS_UNSIGNED},
+    [RSD_U8] = {"u8", "uint8", 1, CLASS_UNSIGNED},
+    [RSD_BOOL] = {"bool", "bool", 1, CLASS_BOOL},
+    [RSD_C64] = {"c64", "complex64", 8, CLASS_COMPLEX},
+    [RSD_C128] = {"c128", "complex128", 16, CLASS_COMPLEX},
+    [RSD_F8E4M3FNUZ] = {"f8e4m3fnuz", "float8_e4m3fnuz", 1, CLASS_OPAQUE},
+    [RSD_F8E5M2FNUZ] = {"f8e5m2fnuz", "float8_e5m2fnuz", 1, CLASS_OPAQUE},
+    [RSD_F8E8M0] = {"f8e8m0", "float8_e8m0fnu", 1, CLASS_OPAQUE},
+    [RSD_F4X2] = {"f4x2", "float4_e2m1fn_x2", 1, CLASS_OPAQUE},
+    [RSD_C32] = {"c32", "complex32", 4, CLASS_OPAQUE},
 };
 
 enum { NDTYPES = sizeof dtypes / sizeof *dtypes };
@@ -113,30 +111,33 @@ rsd_status rsd_reduce_parse(const char *name, rsd_reduce *reduce)
     return text_unknown("reduction", name, NREDUCTIONS, reductions);
 }
 
-static enum class class_of_dtype(rsd_dtype dtype) {
-    return is_dtype(dtype) ? dtypes[dtype].class : OPAQUE;
+enum dtype_class dtype_class(rsd_dtype dtype)
+{
+    return is_dtype(dtype) ? dtypes[dtype].class : CLASS_OPAQUE;
 }
 
 bool dtype_casts(rsd_dtype from, rsd_dtype to)
 {
-    enum class a = class_of_dtype(from), b = class_of_dtype(to);
-    return from == to || (a != OPAQUE && b != OPAQUE && (a == COMPLEX) == (b == COMPLEX));
+    enum dtype_class a = dtype_class(from), b = dtype_class(to);
+    return from == to ||
+           (a != CLASS_OPAQUE && b != CLASS_OPAQUE && (a == CLASS_COMPLEX) == (b == CLASS_COMPLEX));
 }
 
 bool dtype_reduces(rsd_dtype dtype, rsd_reduce reduce)
 {
     bool bitwise =
         reduce == RSD_REDUCE_BAND || reduce == RSD_REDUCE_BOR || reduce == RSD_REDUCE_BXOR;
-    switch (class_of_dtype(dtype)) {
-    case FLOATING:
+    switch (dtype_class(dtype)) {
+    case CLASS_FLOAT:
         return !bitwise;
-    case INTEGER:
+    case CLASS_SIGNED:
+    case CLASS_UNSIGNED:
         return true;
-    case LOGICAL:
+    case CLASS_BOOL:
         return reduce != RSD_REDUCE_AVG;
-    case COMPLEX:
+    case CLASS_COMPLEX:
         return reduce == RSD_REDUCE_SUM || reduce == RSD_REDUCE_AVG || reduce == RSD_REDUCE_PRODUCT;
-    case OPAQUE:
+    case CLASS_OPAQUE:
         break;
     }
     return false;

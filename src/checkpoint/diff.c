@@ -327,21 +327,22 @@ static rsd_status diff_jobs(void *context)
 static void format_number(char *text, size_t capacity, rsd_dtype dtype, const unsigned char *bytes,
                           bool exact)
 {
+    enum dtype_class class = dtype_class(dtype);
     size_t n = rsd_dtype_nbytes(dtype), at = 0;
     double value;
     int64_t integer;
     uint64_t natural;
-    if (dtype == RSD_C64 || dtype == RSD_C128) {
+    if (class == CLASS_COMPLEX) {
         double parts[2];
         cast_elements(RSD_C128, parts, dtype, bytes, 1);
         snprintf(text, capacity, "%.17g%+.17gi", parts[0], parts[1]);
-    } else if (dtype == RSD_F64 || dtype == RSD_F32 || dtype == RSD_F16 || dtype == RSD_BF16) {
+    } else if (class == CLASS_FLOAT) {
         cast_elements(RSD_F64, &value, dtype, bytes, 1);
         snprintf(text, capacity, dtype == RSD_F64 && exact ? "%.17g" : "%.9g", value);
-    } else if (dtype == RSD_I64 || dtype == RSD_I32 || dtype == RSD_I16 || dtype == RSD_I8) {
+    } else if (class == CLASS_SIGNED) {
         cast_elements(RSD_I64, &integer, dtype, bytes, 1);
         snprintf(text, capacity, "%lld", (long long)integer);
-    } else if (dtype_casts(dtype, RSD_U64)) {
+    } else if (class != CLASS_OPAQUE) {
         cast_elements(RSD_U64, &natural, dtype, bytes, 1);
         snprintf(text, capacity, "%llu", (unsigned long long)natural);
     } else { /* no number: its bits */

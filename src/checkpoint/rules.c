@@ -381,17 +381,12 @@ static rsd_status make_name(rsd_rules *rules, const char *name)
     return status;
 }
 
-static bool is_float(rsd_dtype dtype)
-{
-    return dtype == RSD_F64 || dtype == RSD_F32 || dtype == RSD_F16 || dtype == RSD_BF16;
-}
-
 static rsd_status choose_dtype(const rsd_rules *rules, const rsd_tensor_info *tensor,
                                rsd_dtype *dtype)
 {
     struct rule *rule;
     TRY(find_rule(rules, RSD_RULE_CAST, FROM_CALLER, tensor->name, &rule));
-    bool applies = rule && (rule->expression.text || is_float(tensor->dtype));
+    bool applies = rule && (rule->expression.text || dtype_class(tensor->dtype) == CLASS_FLOAT);
     *dtype = applies ? rule->dtype : tensor->dtype;
     return RSD_OK;
 }

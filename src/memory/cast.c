@@ -10,36 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-enum number_class { NONE, FLOATS, SIGNED, UNSIGNED, COMPLEXES };
-
-/* Returns what a number of this dtype is; NONE: elements of this dtype are not numbers that can be converted. */
-static enum number_class class_of(rsd_dtype dtype)
-{
-    switch (dtype) {
-    case RSD_F64:
-    case RSD_F32:
-    case RSD_F16:
-    case RSD_BF16:
-        return FLOATS;
-    case RSD_I64:
-    case RSD_I32:
-    case RSD_I16:
-    case RSD_I8:
-        return SIGNED;
-    case RSD_U64:
-    case RSD_U32:
-    case RSD_U16:
-    case RSD_U8:
-    case RSD_BOOL:
-        return UNSIGNED;
-    case RSD_C64:
-    case RSD_C128:
-        return COMPLEXES;
-    default:
-        return NONE;
-    }
-}
-
 /* ---- loading one element, in the widest type of its class ---- */
 
 union wide_number {
@@ -74,7 +44,7 @@ static union wide_number load_number(rsd_dtype dtype, const unsigned char *in)
     default: /* integers, little-endian, sign-extended */
         for (size_t i = 0; i < n; i++)
             wide.u |= (uint64_t)in[i] << 8 * i;
-        if (class_of(dtype) == SIGNED && n < 8 && wide.u >> (8 * n - 1))
+        if (dtype_class(dtype) == CLASS_SIGNED && n < 8 && wide.u >> (8 * n - 1))
             wide.u |= ~(uint64_t)0 << 8 * n;
     }
     return wide;
@@ -86,7 +56,7 @@ static union wide_number load_number(rsd_dtype dtype, const unsigned char *in)
 static uint64_t float_to_integer(double value, rsd_dtype to)
 {
     int bits = 8 * (int)rsd_dtype_nbytes(to);
-    bool is_signed = class_of(to) == SIGNED;
+    bool is_signed = dtype_class(to) == CLASS_SIGNED;
     if (to == RSD_BOOL)
         return value != 0; /* true for NaN */
     if (isnan(value))
@@ -101,20 +71,20 @@ static uint64_t float_to_integer(double value, rsd_dtype to)
 }
 
 /* Writes a number of class `from` to `out` as an element of dtype `to`. */
-static void store_number(rsd_dtype to, unsigned char *out, enum number_class from,
+static void store_number(rsd_dtype to, unsigned char *out, enum dtype_class from,
                          union wide_number wide)
 {
     size_t n = rsd_dtype_nbytes(to);
-    if (class_of(to) == FLOATS) {
-        double f64 = from == SIGNED ? (double)wide.i : (double)wide.u;
-        float f32 = from == SIGNED ? (float)wide.i : (float)wide.u;
+    if (dtype_class(to) == CLASS_FLOAT) {
+        double f64 = from == CLASS_SIGNED ? (double)wide.i : (double)wide.u;
+        float f32 = from == CLASS_SIGNED ? (float)wide.i : (float)wide.u;
         uint16_t half = to == RSD_F16 ? f16_from_f32(f32) : bf16_from_f32(f32);
         memcpy(out, to == RSD_F64 ? (void *)&f64 : to == RSD_F32 ? (void *)&f32 : (void *)&half, n);
         return;
     }
-    uint64_t bits = from == FLOATS   ? float_to_integer(wide.f, to)
-                    : to == RSD_BOOL ? wide.u != 0
-                                     : wide.u;
+    uint64_t bits = from == CLASS_FLOAT ? float_to_integer(wide.f, to)
+                    : to == RSD_BOOL    ? wide.u != 0
+                                        : wide.u;
     for (size_t i = 0; i < n; i++)
         out[i] = (unsigned char)(bits >> 8 * i);
 }
@@ -187,7 +157,7 @@ struct element element_of(rsd_dtype from, rsd_dtype to)
     if (from == to)
         return element_of_bytes(rsd_dtype_nbytes(from));
     struct element element = {.from = from, .to = to, .nunits = 1};
-    if (class_of(from) == COMPLEXES) {
+    if (dtype_class(from) == CLASS_COMPLEX) {
         element.from = from == RSD_C64 ? RSD_F32 : RSD_F64;
         element.to = to == RSD_C64 ? RSD_F32 : RSD_F64;
         element.nunits = 2;
@@ -208,7 +178,7 @@ static void cast_numbers(struct element element, char *dst, int64_t dst_stride, 
         return;
     }
     for (int64_t i = 0; i < n; i++)
-        store_number(element.to, (unsigned char *)dst + i * dst_stride, class_of(element.from),
+        store_number(element.to, (unsigned char *)dst + i * dst_stride, dtype_class(element.from),
                      load_number(element.from, (const unsigned char *)src + i * src_stride));
 }
 
