@@ -129,7 +129,7 @@ static void place_tensors(void)
     OK(rsd_rules_check(rules, checkpoint, NULL, NULL, NULL));
     MAPS(rules, "model.norm.weight", "model.norm.weight f32 @ 4 : S(0)");
     rsd_rules_free(rules);
-    FAILS(RSD_EINVAL, "fsdp, hsdp, llama-tp, qwen-tp, moe-tp, gpt2-tp, bert-tp, replicate",
+    FAILS(RSD_EINVAL, "fsdp, hsdp, llama-tp, moe-tp, qwen-tp, gpt2-tp, bert-tp, replicate",
           rsd_rules_set_preset(rules = new_rules("2", NULL), "tpu"));
     OK(rsd_rules_set_preset(rules, "hsdp"));
     FAILS(RSD_EINVAL, "two axes", rsd_rules_check(rules, checkpoint, NULL, NULL, NULL));
