@@ -285,7 +285,7 @@ static void add_preset_name(const struct preset_fit *fit, const rsd_mesh *mesh, 
         text_add(text, " or fsdp+%s", fit->preset->name);
 }
 
-/* A preset that has a rule for half of the names is worth a look: the rest needs a few rules. */
+/* Suggests a preset that has rules for at least half of the names: the others need a few rules. */
 rsd_status preset_suggest(const struct name_list *names, const rsd_mesh *mesh, struct text *text)
 {
     struct preset_fit best = {0};

@@ -16,6 +16,7 @@ enum {
 
 static const gpu_u64 one = (gpu_u64)1 << 63;
 
+/* Computes the powers of x by which remainders are moved: powers[(crc * 8 + k) * 256 + b] is x^(8 * b * 256^k). */
 static void make_powers(gpu_u64 *powers)
 {
     for (int crc = 0; crc < GPU_NCRC; crc++) {
@@ -37,6 +38,7 @@ static void make_nibbles(const gpu_u64 *powers, gpu_u64 *nibbles)
                 *nibbles++ = gpu_shift(crc, powers, value << 4 * j, 256);
 }
 
+/* Makes the tables of digests, once per device. */
 static rsd_status upload_powers(struct cuda_device *device)
 {
     const struct driver *cu = device->cu;
@@ -80,6 +82,7 @@ struct digest_tables {
     int64_t ntiles;
 };
 
+/* Makes the tables of a launch: one entry for each of the rows, with its loops and its address. */
 static rsd_status make_tables(const struct cuda_rows *rows, size_t n, struct digest_tables *tables)
 {
     size_t nloops = 0, next = 0;
@@ -123,6 +126,7 @@ static void drop_tables(struct digest_tables *tables)
     mem_free(tables->arrays);
 }
 
+/* Copies the tables into the ring of the queue, and launches the kernel. */
 static rsd_status launch_digests(struct cuda_queue *queue, struct digest_tables *tables,
                                  cu_address results)
 {
@@ -152,6 +156,7 @@ static rsd_status launch_digests(struct cuda_queue *queue, struct digest_tables 
     return RSD_OK;
 }
 
+/* Launches, waits, and adds what the device computed to the results. */
 static rsd_status run_digests(struct cuda_queue *queue, struct digest_tables *tables,
                               uint64_t (*results)[2], size_t nresults)
 {

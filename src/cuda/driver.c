@@ -35,6 +35,7 @@ static bool find_functions(void *handle, struct driver *table, const char **miss
     return true;
 }
 
+/* Opens libcuda and finds its functions. EUNSUPPORTED: it is missing or too old. */
 static rsd_status load_driver(int flags)
 {
     const char *missing = NULL;

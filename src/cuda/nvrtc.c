@@ -43,6 +43,7 @@ static const char *const beside[] = {
     "../../cuda_nvrtc/lib",        /* nvidia/cuda_runtime/lib -> nvidia/cuda_nvrtc/lib */
 };
 
+/* Opens the newest library that a pattern of paths names. NULL: none can be opened. */
 static void *open_matching(const char *pattern)
 {
     glob_t found;
@@ -54,6 +55,7 @@ static void *open_matching(const char *pattern)
     return handle;
 }
 
+/* Opens NVRTC in a directory, or in one of the directories beside it where packages put it. */
 static void *open_in(const char *directory, size_t nchars)
 {
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
@@ -106,6 +108,7 @@ static void *open_nvrtc(void)
     return handle ? handle : open_matching("/usr/local/cuda*/lib64/libnvrtc.so.1[0-9]");
 }
 
+/* Opens NVRTC and finds its functions. EUNSUPPORTED: it is missing or too old. */
 static rsd_status find_nvrtc(struct nvrtc *nvrtc)
 {
     *nvrtc = (struct nvrtc){.handle = open_nvrtc()};
@@ -154,6 +157,7 @@ static int choose_arch(const struct nvrtc *nvrtc, int wanted)
     return best;
 }
 
+/* Returns EUNSUPPORTED, with the start of the log of the compiler. */
 static rsd_status report_failure(const struct nvrtc *nvrtc, nvrtc_program program, int result)
 {
     size_t n = 0;
@@ -185,6 +189,7 @@ static rsd_status take_image(const struct nvrtc *nvrtc, nvrtc_program program, b
     return RSD_OK;
 }
 
+/* Compiles a source for a compute capability; for a newer one than NVRTC knows, into PTX. */
 static rsd_status compile_text(const struct nvrtc *nvrtc, const char *text, int wanted,
                                void **image)
 {

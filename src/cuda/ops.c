@@ -62,6 +62,7 @@ static uint32_t common_alignment(const struct cuda_copy *copy)
     return align;
 }
 
+/* Returns the entry of a copy, whose loops are added next. */
 static struct gpu_copy table_entry(const struct cuda_ops *ops, const struct cuda_copy *copy)
 {
     return (struct gpu_copy){.src_offset = copy->src_offset,

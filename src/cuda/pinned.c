@@ -39,6 +39,7 @@ static void *take_kept(size_t nbytes, size_t *capacity)
     return memory;
 }
 
+/* Returns whether a buffer is kept for the next user: if few and small ones are. */
 static bool keep_buffer(void *memory, size_t nbytes)
 {
     pthread_mutex_lock(&cache.lock);

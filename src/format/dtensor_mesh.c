@@ -146,7 +146,7 @@ static rsd_status read_rank_tensor(struct torch_file *file, pickle_node tensor, 
     return RSD_OK;
 }
 
-/* Later: a layout has shapes and strides in a list of ranks. */
+/* In later versions of torch, a layout has shapes and strides in a list of ranks. */
 static rsd_status read_mesh_layout(struct torch_file *file, pickle_node layout, pickle_node ranks,
                                    int64_t rank, struct rank_mesh *out)
 {

@@ -72,7 +72,7 @@ rsd_status megatron_find_directory(struct store *store, char **directory);
 /* Finds the files of all ranks, and adds them to the store. */
 rsd_status megatron_find_files(struct store *store, struct megatron_files *files);
 
-/* Sets each file its ranks, and checks that no file is missing. */
+/* Sets the ranks of each file, and checks that no file is missing. */
 rsd_status megatron_assign_ranks(const struct store *store, struct megatron_files *files,
                                  const struct megatron_args *args);
 void megatron_files_drop(struct megatron_files *files);

@@ -41,7 +41,7 @@ struct s3_output {
 
 /* Puts the journal into the bucket. With only_new, EEXIST: another process has put one. */
 rsd_status s3_journal_put(struct s3_output *output, bool only_new);
-/* The same, at once for the first notes and with `force`; else now and then. */
+/* The same for the first few notes and with `force`; else if the last put was NOTE_SECONDS ago. */
 rsd_status s3_journal_put_if_due(struct s3_output *output, bool force);
 rsd_status s3_journal_append(struct s3_output *output, struct text *line);
 /* The note_upload of the uploads of an output. */
