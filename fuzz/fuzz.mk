@@ -39,6 +39,7 @@ $(BUILD)/coverage/replay_%: $(BUILD)/coverage/obj/fuzz/fuzz_%.o $(BUILD)/coverag
 fuzz-ready:
 	@tools/need.sh clang:clang
 	@tools/need.sh "$$(clang -print-runtime-dir)/libclang_rt.fuzzer-$$(uname -m).a:libclang-rt-14-dev"
+	@python3 fuzz/more_seeds.py $(BUILD)/fuzz/seeds/checkpoint
 	@python3 fuzz/pack.py $(BUILD)/fuzz/seeds/checkpoint tests/bad/* tests/golden/*/ckpt* tests/golden/*/truth.safetensors
 
 fuzz: fuzz-ready
@@ -46,7 +47,7 @@ fuzz: fuzz-ready
 	@for name in $(FUZZ_NAMES); do \
 	    mkdir -p $(BUILD)/fuzz/new/$$name $(BUILD)/fuzz/seeds/$$name; \
 	    echo "== $$name"; \
-	    $(BUILD)/fuzz/fuzz_$$name -max_total_time=$(FUZZ_SECONDS) -max_len=$$([ $$name = checkpoint ] && echo 65000 || echo 4000) \
+	    $(BUILD)/fuzz/fuzz_$$name -max_total_time=$(FUZZ_SECONDS) -max_len=$$([ $$name = checkpoint ] && echo 300000 || echo 4000) \
 	        -timeout=120 -rss_limit_mb=4096 -malloc_limit_mb=512 \
 	        -print_final_stats=1 -verbosity=0 -artifact_prefix=$(BUILD)/fuzz/ \
 	        $(BUILD)/fuzz/new/$$name fuzz/corpus/$$name $(BUILD)/fuzz/seeds/$$name || exit 1; \

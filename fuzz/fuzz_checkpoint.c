@@ -15,7 +15,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t n, size_t capacity, unsigned seed);
 
-enum { MOST_SECONDS = 8, MOST_LENGTH = 1 << 16 };
+enum { MOST_SECONDS = 8, MOST_LENGTH = 1 << 19 };
 enum option_bit {
     TAKE_RANK_0 = 1,
     MODEL_DTYPE = 2,

@@ -14,7 +14,8 @@ import sys
 import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-MOST_NBYTES, OWN_NAME = 1 << 16, 127
+MOST_NBYTES, OWN_NAME = 1 << 19, 127
+TRAINER_OPTIONS = 1 | 2 | 4 | 512  # of fuzz_checkpoint.c: the lowest rank, the model's dtype, single layers, rules
 FORM_RAW, FORM_ARCHIVE, FORM_MANIFEST, FORM_NODE = range(4)
 
 
@@ -67,7 +68,8 @@ def packed_file(name, content):
     elif name.endswith("manifest.ocdbt") and (parts := frames(content, bytes.fromhex("0cdb3a2a"))):
         form, body = FORM_MANIFEST, parts[0]
     elif name.endswith("d/0") and (parts := frames(content, bytes.fromhex("0cdb20de"))):
-        form, body = FORM_NODE, b"".join(struct.pack("<H", len(part)) + part for part in parts)
+        if all(len(part) < 65536 for part in parts):
+            form, body = FORM_NODE, b"".join(struct.pack("<H", len(part)) + part for part in parts)
     body = head + body
     return struct.pack("<BBH", number, form, len(body)) + body if len(body) < 65536 else None
 
@@ -94,11 +96,13 @@ def main():
     target, n = sys.argv[1], 0
     os.makedirs(target, exist_ok=True)
     for i, path in enumerate(sys.argv[2:]):
-        content = pack(path, (0, 1, 6, 32, 64, 192, 24, 104)[i % 8])
-        if content:
-            with open(os.path.join(target, hashlib.sha1(content).hexdigest()[:12]), "wb") as file:
-                file.write(content)
-            n += 1
+        trainer = re.search("/(ds|mcore|verl|fsdp)_", path) is not None
+        for options in (0, TRAINER_OPTIONS) if trainer else ((0, 1, 6, 32, 64, 192, 24, 104)[i % 8],):
+            content = pack(path, options)
+            if content:
+                with open(os.path.join(target, hashlib.sha1(content).hexdigest()[:12]), "wb") as file:
+                    file.write(content)
+        n += content is not None
     print(f"packed {n} of {len(sys.argv) - 2}")
 
 

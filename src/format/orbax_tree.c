@@ -231,7 +231,7 @@ rsd_status orbax_add_value(struct orbax_item *item, struct slice name, const cha
     struct catalog *catalog = item->catalog;
     struct text text = {0};
     struct bytes pickle = {0};
-    char *full;
+    char *full = NULL;
     orbax_add_name(item, name, &text);
     rsd_status status = text_take(&text, &full);
     if (!status && json)
