@@ -29,6 +29,7 @@ LAYERS, HIDDEN, WIDE, VOCABULARY = 32, 4096, 14336, 128256  # Llama 3 8B
 
 
 def seconds(work, repeat=1):
+    """Returns the time of the slowest rank."""
     torch.cuda.synchronize()
     if dist.is_initialized():
         dist.barrier()
@@ -36,9 +37,10 @@ def seconds(work, repeat=1):
     for _ in range(repeat):
         work()
     torch.cuda.synchronize()
+    took = torch.tensor([(time.perf_counter() - began) / repeat], dtype=torch.float64)
     if dist.is_initialized():
-        dist.barrier()
-    return (time.perf_counter() - began) / repeat
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
 
 
 def best(sides, times=TIMES, repeat=1):

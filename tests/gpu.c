@@ -192,6 +192,13 @@ void *gpu_stream_new(void)
     return stream;
 }
 
+void *gpu_blocking_stream_new(void)
+{
+    void *stream;
+    CALL("cuStreamCreate", (void **, unsigned), &stream, 0);
+    return stream;
+}
+
 void gpu_stream_wait(void *stream)
 {
     CALL("cuStreamSynchronize", (void *), stream);

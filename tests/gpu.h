@@ -20,6 +20,8 @@ void gpu_put(enum gpu_kind kind, void *to, const void *from, size_t nbytes);
 void gpu_get(enum gpu_kind kind, void *to, const void *from, size_t nbytes);
 
 void *gpu_stream_new(void);
+/* A stream whose work the default stream waits for. */
+void *gpu_blocking_stream_new(void);
 void gpu_stream_wait(void *stream);
 /* Queues bytes of one value in the order of a stream. */
 void gpu_fill_async(void *to, int value, size_t nbytes, void *stream);

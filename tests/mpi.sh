@@ -52,6 +52,7 @@ good() {
     report "$scenario, $how"
 }
 good 4 moved gpu
+good 4 ordered gpu
 good 3 killed gpu
 good 4 no_memory gpu
 good 4 sticky gpu

@@ -14,7 +14,7 @@ import ctypes as C
 import math
 import os
 import threading
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _c, dtypes, frameworks, memory
 from ._c import Address
@@ -165,6 +165,11 @@ class _Side:
         return seen
 
 
+def _devices(*seen: Sequence[Optional[Memory]]) -> Iterator[Optional[int]]:
+    """Iterates over the CUDA devices of arrays; None: memory of the host."""
+    return (one.device for list_ in seen for one in list_ if one is not None)
+
+
 class Exec(_c.Handle):
     """Plans that are bound to threads or to a transport. It must not be used by two threads at the same time."""
 
@@ -207,9 +212,9 @@ class Exec(_c.Handle):
             raise MismatchError(f"got arrays of {len(arrays)} plans, but {len(self.plans)} are bound")
         return list(arrays)
 
-    def _order(self, *seen: Sequence[Optional[Memory]]) -> bool:
+    def _order(self, devices: Iterable[Optional[int]]) -> bool:
         """Orders the next run in the current stream. Returns whether an array is on a CUDA device."""
-        stream = memory.ordered(one.device for list_ in seen for one in list_ if one is not None)
+        stream = memory.ordered(devices)
         if stream is not None:
             _c.lib.rsd_exec_set_stream(self.handle, stream or None)
         return stream is not None
@@ -226,16 +231,23 @@ class Exec(_c.Handle):
         returns when it is queued there, and between processes when all data has arrived."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
-        on_device = self._order(kept_src, kept_dst)
+        on_device = self._order(_devices(kept_src, kept_dst))
         self._call(_c.lib.rsd_exec_run, self.handle, src, dst)
         if on_device and self._transport is None:
             memory.record([*kept_src, *kept_dst])
+
+    def run_tensors(self, src: Sequence[Any], dst: Sequence[Any]) -> None:
+        """As `run` between processes, for dense torch tensors of the right shapes and dtypes, in the order of the
+        layouts. None of that is checked, which takes longer than a small run."""
+        self._order(memory.cuda_device(one) for one in (*src, *dst))
+        self._call(_c.lib.rsd_exec_run, self.handle, *(_c.pointers([one.data_ptr() or None for one in side])
+                                                       for side in (src, dst)))
 
     def start(self, src: Any, dst: Any) -> None:
         """Starts a run. The arrays are in use until `wait` returns."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
-        self._order(kept_src, kept_dst)
+        self._order(_devices(kept_src, kept_dst))
         self._call(_c.lib.rsd_exec_start, self.handle, src, dst)
         self._flight = (kept_src, kept_dst)
 

@@ -100,6 +100,9 @@ rsd_status cuda_queue_use_stream(struct cuda_queue *queue, void *stream);
 /* Work that follows begins after the work that a stream has now (NULL: the default stream). */
 rsd_status cuda_queue_follow(struct cuda_queue *queue, void *stream);
 
+/* Whether the stream of the queue has no work that is not done, also work of the caller's. */
+rsd_status cuda_queue_is_idle(struct cuda_queue *queue, bool *idle);
+
 /* Waits until everything queued so far is done. */
 rsd_status cuda_queue_wait(struct cuda_queue *queue);
 

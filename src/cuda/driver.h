@@ -100,6 +100,7 @@ struct cu_access {
     X(cuStreamCreate, "cuStreamCreate", (cu_stream * stream, unsigned flags))                      \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (cu_stream stream))                                   \
     X(cuStreamSynchronize, "cuStreamSynchronize", (cu_stream stream))                              \
+    X(cuStreamQuery, "cuStreamQuery", (cu_stream stream))                                          \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (cu_stream stream, cu_event event, unsigned flags))  \
     X(cuEventCreate, "cuEventCreate", (cu_event * event, unsigned flags))                          \
     X(cuEventDestroy, "cuEventDestroy_v2", (cu_event event))                                       \

@@ -148,6 +148,16 @@ rsd_status cuda_queue_wait(struct cuda_queue *queue)
     return driver_check(result, "cuStreamSynchronize");
 }
 
+rsd_status cuda_queue_is_idle(struct cuda_queue *queue, bool *idle)
+{
+    *idle = false;
+    TRY(device_enter(queue->device));
+    cu_result result = queue->device->cu->cuStreamQuery(queue->stream);
+    device_leave(queue->device);
+    *idle = result == CU_SUCCESS;
+    return result == CU_NOT_READY ? RSD_OK : driver_check(result, "cuStreamQuery");
+}
+
 /* What was queued in the stream before is ordered before what is queued in the next. A stream of the caller's may
  * be destroyed once its work is marked, so it is not used again then. */
 static rsd_status change_stream(struct cuda_queue *queue, cu_stream next)

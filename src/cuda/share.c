@@ -41,6 +41,17 @@ static struct {
     size_t n, capacity;
 } exports = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* The handles of allocations that were exported last. A number of an allocation is never used again, so a handle
+ * that is remembered is right. */
+enum { NREMEMBERED = 256 };
+struct remembered {
+    uint64_t id;
+    cu_address base;
+    size_t nbytes;
+    struct cu_ipc_handle handle;
+};
+static struct remembered remembered[NREMEMBERED]; /* with the lock of exports */
+
 static rsd_status export_descriptor(const struct driver *cu, cu_address base, int *fd)
 {
     uint64_t handle;
@@ -131,25 +142,48 @@ static rsd_status export_pieces(const struct driver *cu, cu_address address, siz
     return RSD_OK;
 }
 
+/* Finds the allocation of an address, and its handle. *has_handle is false if it consists of pieces. */
+static rsd_status find_handle(const struct driver *cu, cu_address address, struct remembered *found,
+                              bool *has_handle)
+{
+    int attribute = CU_POINTER_BUFFER_ID;
+    void *value = &found->id;
+    *has_handle = true;
+    CU_TRY(cuPointerGetAttributes, 1, &attribute, &value, address);
+    struct remembered *kept = &remembered[found->id % NREMEMBERED];
+    pthread_mutex_lock(&exports.lock);
+    bool known = kept->nbytes && kept->id == found->id;
+    if (known)
+        *found = *kept;
+    pthread_mutex_unlock(&exports.lock);
+    if (known)
+        return RSD_OK;
+    CU_TRY(cuMemGetAddressRange, &found->base, &found->nbytes, address);
+    cu_result result = cu->cuIpcGetMemHandle(&found->handle, found->base);
+    *has_handle = result != CU_INVALID_VALUE;
+    if (!*has_handle)
+        return RSD_OK;
+    TRY(driver_check(result, "cuIpcGetMemHandle"));
+    pthread_mutex_lock(&exports.lock);
+    *kept = *found;
+    pthread_mutex_unlock(&exports.lock);
+    return RSD_OK;
+}
+
 static rsd_status export_range(const struct driver *cu, cu_address address, size_t nbytes,
                                struct cuda_piece_list *list)
 {
     struct cuda_piece piece = {.pid = getpid(), .fd = -1};
-    struct cu_ipc_handle handle;
-    cu_address base;
-    size_t length;
-    int attribute = CU_POINTER_BUFFER_ID;
-    void *value = &piece.id;
-    CU_TRY(cuMemGetAddressRange, &base, &length, address);
-    cu_result result = cu->cuIpcGetMemHandle(&handle, base);
-    if (result == CU_INVALID_VALUE)
+    struct remembered found;
+    bool has_handle;
+    TRY(find_handle(cu, address, &found, &has_handle));
+    if (!has_handle)
         return export_pieces(cu, address, nbytes, list);
-    TRY(driver_check(result, "cuIpcGetMemHandle"));
-    CU_TRY(cuPointerGetAttributes, 1, &attribute, &value, address);
     TRY(GROW(list->list, list->capacity, list->n + 1));
-    memcpy(piece.handle, handle.bytes, sizeof piece.handle);
-    piece.nbytes = length;
-    list->offset = address - base;
+    memcpy(piece.handle, found.handle.bytes, sizeof piece.handle);
+    piece.id = found.id;
+    piece.nbytes = found.nbytes;
+    list->offset = address - found.base;
     list->list[list->n++] = piece;
     return RSD_OK;
 }

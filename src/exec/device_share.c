@@ -2,7 +2,7 @@
  *
  * Each rank has a table in shared memory of its own: where its arrays lie, and what another process needs to map the
  * allocations that they lie in. The table has a version, which changes when an array moves; it only changes between
- * runs. Mappings of other ranks' memory are kept as long as their tables name them.
+ * runs. Mappings of other ranks' memory are kept as long as one of their last tables names them.
  *
  *     | header | one entry per array | pieces of allocations ... |
  */
@@ -24,14 +24,21 @@ struct array_export {
 
 /* ---- exporting ---- */
 
+static const struct array_span *span_of_array(const struct run_arrays *run, int64_t number)
+{
+    return number < run->nsrc ? &run->src_spans[number] : &run->dst_spans[number - run->nsrc];
+}
+
+/* Arrays that are not sent may lie elsewhere in every run. */
 static bool is_unchanged(const struct device_exports *exports, const struct device_arrays *arrays,
-                         int64_t narrays)
+                         const struct run_arrays *run)
 {
     if (!exports->list)
         return false;
-    for (int64_t i = 0; i < narrays; i++)
-        if (exports->list[i].address != (uint64_t)(uintptr_t)arrays->addresses[i] ||
-            exports->list[i].allocation != arrays->places[i].allocation)
+    for (int64_t i = 0; i < run->nsrc + run->ndst; i++)
+        if (span_of_array(run, i)->sent &&
+            (exports->list[i].address != (uint64_t)(uintptr_t)arrays->addresses[i] ||
+             exports->list[i].allocation != arrays->places[i].allocation))
             return false;
     return true;
 }
@@ -41,18 +48,17 @@ static bool is_device_memory(const struct cuda_place *place)
     return place->device >= 0 && !place->for_host;
 }
 
-/* Fills the lists. An array that cannot be exported has no pieces. */
+/* Fills the lists. An array that is not sent, or cannot be exported, has no pieces. */
 static rsd_status list_exports(struct device_exports *exports, const struct device_arrays *arrays,
                                const struct run_arrays *run)
 {
     for (int64_t i = 0; i < run->nsrc + run->ndst; i++) {
         struct array_export *one = &exports->list[i];
-        const struct array_span *span =
-            i < run->nsrc ? &run->src_spans[i] : &run->dst_spans[i - run->nsrc];
+        const struct array_span *span = span_of_array(run, i);
         *one = (struct array_export){.address = (uint64_t)(uintptr_t)arrays->addresses[i],
                                      .allocation = arrays->places[i].allocation,
                                      .first_piece = exports->npieces};
-        if (!is_device_memory(&arrays->places[i]))
+        if (!span->sent || !is_device_memory(&arrays->places[i]))
             continue;
         struct cuda_piece_list pieces = {0};
         rsd_status status =
@@ -100,7 +106,7 @@ rsd_status device_export_arrays(struct exchange *x, const struct device_arrays *
                                 struct device_exports *exports)
 {
     int64_t narrays = x->arrays.nsrc + x->arrays.ndst;
-    if (!x->host || is_unchanged(exports, arrays, narrays))
+    if (!x->host || is_unchanged(exports, arrays, &x->arrays))
         return RSD_OK;
     if (!exports->list)
         exports->list = mem_new((size_t)narrays, sizeof *exports->list);
@@ -151,6 +157,7 @@ void device_imports_drop(struct device_imports *imports)
         cuda_mapping_free(imports->list[i].mapping);
     mem_free(imports->list);
     mem_free(imports->addresses);
+    shared_segment_drop(&imports->table);
     *imports = (struct device_imports){0};
 }
 
@@ -181,12 +188,14 @@ static rsd_status find_device_mapping(struct device_imports *imports, struct cud
     return RSD_OK;
 }
 
-/* Frees the mappings that the table does not name any more. */
+/* Frees the mappings that the last KEPT_VERSIONS tables do not name. Allocators return memory in turns, and to map it
+ * takes longer than a small move. */
 static void drop_old_mappings(struct device_imports *imports)
 {
+    enum { KEPT_VERSIONS = 4 };
     size_t kept = 0;
     for (size_t i = 0; i < imports->n; i++)
-        if (imports->list[i].version == imports->version)
+        if (imports->version - imports->list[i].version < KEPT_VERSIONS)
             imports->list[kept++] = imports->list[i];
         else
             cuda_mapping_free(imports->list[i].mapping);
@@ -228,10 +237,7 @@ static rsd_status import_table(struct device_imports *imports, const struct host
     const struct array_export *list = (const void *)(table + sizeof header);
     const struct cuda_piece *pieces = (const void *)(list + narrays);
     for (uint64_t i = 0; i < narrays; i++) {
-        const struct array_span *span =
-            i < (uint64_t)host->arrays.nsrc
-                ? &host->arrays.src_spans[i]
-                : &host->arrays.dst_spans[i - (uint64_t)host->arrays.nsrc];
+        const struct array_span *span = span_of_array(&host->arrays, (int64_t)i);
         struct array_export one = list[i];
         imports->addresses[i] = NULL;
         if (one.npieces)
@@ -241,15 +247,27 @@ static rsd_status import_table(struct device_imports *imports, const struct host
     return RSD_OK;
 }
 
-/* The table is copied first: its owner could change it while it is read. */
-static rsd_status copy_table(const struct host_rank *host, char **table, uint64_t *nbytes)
+/* Opens the table of a rank. It stays open, since opening takes longer than a small move. */
+static rsd_status open_table(const struct host_rank *host, struct device_imports *imports)
 {
-    struct shared_segment segment = {0};
     struct shared_segment_name name = host->exported->segment;
-    TRY(shared_segment_open(&name, &segment));
-    *nbytes = shared_segment_capacity(&segment);
-    *table = mem_copy(shared_segment_data(&segment), (size_t)*nbytes, 1);
-    shared_segment_drop(&segment);
+    if (imports->table.base && imports->table_name.number == name.number &&
+        imports->table_name.nbytes == name.nbytes && imports->table_name.pid == name.pid &&
+        imports->table_name.fd == name.fd)
+        return RSD_OK;
+    shared_segment_drop(&imports->table);
+    TRY(shared_segment_open(&name, &imports->table));
+    imports->table_name = name;
+    return RSD_OK;
+}
+
+/* The table is copied first: its owner could change it while it is read. */
+static rsd_status copy_table(const struct host_rank *host, struct device_imports *imports,
+                             char **table, uint64_t *nbytes)
+{
+    TRY(open_table(host, imports));
+    *nbytes = shared_segment_capacity(&imports->table);
+    *table = mem_copy(shared_segment_data(&imports->table), (size_t)*nbytes, 1);
     return *table ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -266,7 +284,7 @@ rsd_status device_import_arrays(const struct host_rank *host, struct cuda_device
     if (!imports->addresses)
         return RSD_ENOMEM;
     imports->version = version;
-    rsd_status status = copy_table(host, &table, &nbytes);
+    rsd_status status = copy_table(host, imports, &table, &nbytes);
     if (!status) {
         status = import_table(imports, host, device, table, nbytes);
         mem_free(table);

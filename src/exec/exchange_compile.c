@@ -304,12 +304,21 @@ static void mark_box(struct exchange *x, const struct array_box *box, bool sendi
         (in_src ? x->arrays.src_spans : x->arrays.dst_spans)[box->array].used = true;
 }
 
+static void mark_sent(struct exchange *x, const struct array_box *box)
+{
+    if (box->packed.nbytes > 0)
+        (box->from_destination ? x->arrays.dst_spans : x->arrays.src_spans)[box->array].sent = true;
+}
+
 static void mark_messages(struct exchange *x, const struct message *messages, size_t n,
                           bool sending)
 {
     for (size_t i = 0; i < n; i++)
-        for (size_t k = 0; k < messages[i].nboxes; k++)
+        for (size_t k = 0; k < messages[i].nboxes; k++) {
             mark_box(x, &x->boxes[messages[i].first_box + k], sending);
+            if (sending)
+                mark_sent(x, &x->boxes[messages[i].first_box + k]);
+        }
 }
 
 /* Marks the arrays that a run reads or writes. */

@@ -31,6 +31,8 @@ struct device_imports {
     struct device_mapping *list;
     size_t n, capacity;
     uint64_t version; /* of its table */
+    struct shared_segment table;
+    struct shared_segment_name table_name;
 };
 
 /* Maps the arrays of a rank, if its table has changed. */

@@ -9,6 +9,7 @@ struct array_span {
     uint64_t nbytes;
     bool dense; /* the array has no gaps */
     bool used;  /* by a run, so that it must not be NULL */
+    bool sent;  /* to other ranks; used by exchanges */
 };
 
 /* The arrays of an exec, numbered through all of its plans. Initialize with {0}. */

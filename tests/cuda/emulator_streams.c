@@ -20,6 +20,7 @@ struct task {
 struct stream {
     struct task *first, *last;
     struct stream *next;
+    bool blocking; /* the default stream waits for its work, and it for that of the default stream */
 };
 
 struct event {
@@ -162,8 +163,19 @@ static struct stream *stream_of(cu_stream stream)
     return stream ? stream : &default_stream;
 }
 
+static void run_stream(struct stream *stream);
+
+/* Does the work that must be done before what is added to a stream next. */
+static void run_before(struct stream *stream)
+{
+    for (struct stream *one = streams; one; one = one->next)
+        if (stream == &default_stream ? one->blocking : stream->blocking && one == &default_stream)
+            run_stream(one);
+}
+
 static void add_task(struct stream *stream, struct task task)
 {
+    run_before(stream);
     struct task *copy = malloc(sizeof *copy);
     if (!copy)
         abort();
@@ -217,8 +229,8 @@ void streams_run_all(void)
 EXPORT cu_result cuStreamCreate(cu_stream *stream, unsigned flags)
 {
     ENTER;
-    (void)flags;
     struct stream *made = calloc(1, sizeof *made);
+    made->blocking = !(flags & CU_STREAM_NON_BLOCKING);
     made->next = streams->next;
     streams->next = made;
     *stream = made;
@@ -241,8 +253,20 @@ EXPORT cu_result cuStreamDestroy_v2(cu_stream stream)
 EXPORT cu_result cuStreamSynchronize(cu_stream stream)
 {
     ENTER;
+    run_before(stream_of(stream));
     run_stream(stream_of(stream));
     result = emulator_failed;
+    LEAVE;
+}
+
+EXPORT cu_result cuStreamQuery(cu_stream stream)
+{
+    ENTER;
+    struct stream *queried = stream_of(stream);
+    if (queried == &default_stream)
+        run_before(queried);
+    if (!result && queried->first)
+        result = CU_NOT_READY;
     LEAVE;
 }
 

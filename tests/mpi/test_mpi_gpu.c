@@ -97,18 +97,52 @@ static void moved(void)
         kind = k ? ON_BLOCKS : ON_GPU;
         rsd_status status = bind_plan(&exec);
         expect(status == RSD_OK, "bind", status);
-        for (int i = 0; i < 8 && !status; i++) {
+        for (int i = 0; i < 12 && !status; i++) {
             new_arrays();
             status = run_plan(exec);
             expect(status == RSD_OK, "a run with other arrays", status);
             MPI_Barrier(MPI_COMM_WORLD);
             free_arrays();
-            if (i == 1)
+            if (i == 6) /* mappings of the last arrays are kept */
                 descriptors = count_descriptors();
         }
         expect(count_descriptors() <= descriptors, "descriptors are not closed", RSD_OK);
         rsd_exec_free(exec);
     }
+}
+
+/* Arrays are written by work that is still queued when the run starts: in the stream of the run, in the default stream,
+ * or in a stream that the default stream waits for. */
+static void ordered(void)
+{
+    enum { SLOW_NBYTES = 64 << 20 };
+    rsd_exec *exec = NULL;
+    void *own = gpu_stream_new(), *blocking = gpu_blocking_stream_new(),
+         *slow = gpu_new(ON_GPU, SLOW_NBYTES);
+    rsd_status status = bind_plan(&exec);
+    size_t part = dst.nbytes[rank] / (size_t)nranks;
+    new_arrays();
+    for (int i = 0; i < 9 && !status; i++) {
+        void *writer = i % 3 == 0 ? blocking : i % 3 == 1 ? own : NULL;
+        const void *sources[] = {gpu_src};
+        if (i >= 3) /* the first runs use the default stream of themselves */
+            rsd_exec_set_stream(exec, i % 3 == 1 ? own : NULL);
+        else if (writer == own)
+            continue;
+        for (int k = 0; k < (gpu_is_emulated() ? 1 : 100); k++)
+            gpu_fill_async(slow, k, SLOW_NBYTES, writer);
+        gpu_fill_async(gpu_src, 16 * i + rank, src.nbytes[rank], writer);
+        status = rsd_exec_run(exec, sources, &gpu_dst);
+        expect(status == RSD_OK, "a run behind queued work", status);
+        gpu_get(kind, dst.array[rank], gpu_dst, dst.nbytes[rank]);
+        for (size_t at = 0; at < dst.nbytes[rank]; at++)
+            if (((unsigned char *)dst.array[rank])[at] != 16 * i + (int)(at / part)) {
+                expect(false, "the run did not wait", RSD_OK);
+                break;
+            }
+    }
+    rsd_exec_free(exec);
+    gpu_free(ON_GPU, slow);
 }
 
 /* Rank 1 terminates while the others read its memory. */
@@ -180,7 +214,8 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } scenarios[] = {
-        {"moved", moved}, {"killed", killed}, {"no_memory", no_memory}, {"sticky", sticky}};
+        {"moved", moved},         {"ordered", ordered}, {"killed", killed},
+        {"no_memory", no_memory}, {"sticky", sticky}};
     char problem[100];
     if (!gpu_open(argv))
         return 1;

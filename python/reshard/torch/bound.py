@@ -79,7 +79,7 @@ class Bound:
             except Error:
                 pass
             raise
-        self.exec.run(given, dst)
+        self.exec.run_tensors(given, dst)
 
     def _copy(self, src: Sequence[torch.Tensor], dst: List[torch.Tensor]) -> None:
         from_first = self.src[0].number if self.src else 0
