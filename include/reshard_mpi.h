@@ -13,6 +13,8 @@
  * a collective call fails on one rank, it fails on all ranks with the same status, and the error names that rank.
  * After a time-out, or if a process terminates, ranks may return different statuses; see rsd_bind_transport.
  *
+ * If MPI is CUDA-aware (MPIX_Query_cuda_support), arrays on a CUDA device are sent from buffers on the device.
+ *
  * MPI must be initialized; MPI_THREAD_FUNNELED is enough. These functions, and functions that use such a transport,
  * must not be called by two threads at the same time.
  */

@@ -10,9 +10,17 @@
 extern "C" {
 #endif
 
+/* A message of rsd_transport.exchange, which lies in the memory of a CUDA device. Since 0.2. */
+typedef struct rsd_device_message {
+    int32_t peer, tag;
+    int32_t sends; /* 1: to peer; 0: from peer */
+    void *data;
+    size_t nbytes;
+} rsd_device_message;
+
 /* A transport sends bytes between the ranks of a group: MPI (reshard_mpi.h), threads of one process (below), sockets
  * or the process group of a framework. Each process is one rank and has only its own arrays. A transport is a table
- * of four functions. One thread.
+ * of four functions, and one more if it takes memory of CUDA devices. One thread.
  *
  * The library obeys these rules, so a transport may rely on them:
  *   - It calls the functions of one transport from one thread at a time: the thread that calls the library.
@@ -54,6 +62,18 @@ typedef struct rsd_transport {
     /* NULL, or called when the object that was created with this table (an exec, a stash) is freed. Not called if
      * creating the object failed. */
     void (*release)(void *context);
+
+    /* NULL, or a function for transports that take memory of CUDA devices, such as NCCL or an MPI that is CUDA-aware.
+     * Execs then send arrays on a device from buffers on the device, and never through host memory. It starts to send
+     * and receive n messages at once, and sets *request to one request for all of them. The calls of two ranks match:
+     * the messages between them in the k-th call of one that has any are those in the k-th such call of the other.
+     * Everything that was queued on the device to write the messages is done. Since 0.2. */
+    rsd_status (*exchange)(void *context, size_t n, const rsd_device_message *messages,
+                           void **request);
+
+    /* With exchange: the CUDA device whose memory it takes. Then every run of every rank uses it. -1: it takes memory of
+     * any device, and its messages are matched with those of send and recv, which ranks without a device use. */
+    int32_t device;
 } rsd_transport;
 
 /* Local. Sets the message that rsd_error returns, and returns status. For the functions of a transport. Since 0.2. */

@@ -210,6 +210,18 @@ void gpu_fill_async(void *to, int value, size_t nbytes, void *stream)
          (unsigned char)value, nbytes, stream);
 }
 
+bool gpu_is_device_memory(const void *address)
+{
+    enum { MEMORY_TYPE = 2, IS_MANAGED = 8, TYPE_DEVICE = 2 };
+    unsigned type = 0;
+    uint64_t managed = 0;
+    int attributes[] = {MEMORY_TYPE, IS_MANAGED};
+    void *values[] = {&type, &managed};
+    CALL("cuPointerGetAttributes", (unsigned, int *, void **, uint64_t), 2, attributes, values,
+         (uint64_t)(uintptr_t)address);
+    return type == TYPE_DEVICE && !managed;
+}
+
 void gpu_copy_async(void *to, const void *from, size_t nbytes, void *stream)
 {
     CALL("cuMemcpyAsync", (uint64_t, uint64_t, size_t, void *), (uint64_t)(uintptr_t)to,

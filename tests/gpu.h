@@ -26,6 +26,9 @@ void gpu_stream_wait(void *stream);
 /* Queues bytes of one value in the order of a stream. */
 void gpu_fill_async(void *to, int value, size_t nbytes, void *stream);
 
+/* Whether an address is on a device, where the CPU cannot use it. */
+bool gpu_is_device_memory(const void *address);
+
 void gpu_copy_async(void *to, const void *from, size_t nbytes, void *stream);
 
 /* Arrays of the same sizes as those of the oracle, each of the kind that a bit pattern chooses. */

@@ -35,6 +35,9 @@ for n in 1 2; do
     report "every case on $n processes with arrays on a GPU"
 done
 
+timeout 300 mpirun -np 3 "$MPI_TESTS/test_mpi" device >"$out" 2>&1 && ! grep -q '^not ok' "$out"
+report "every case on 3 processes over a transport that takes device memory"
+
 for n in 1 2 3 4 7 8; do
     timeout 300 mpirun -np $n "$MPI_TESTS/test_mpi_stash" >"$out" 2>&1 && ! grep -q '^not ok' "$out"
     report "stashes on $n processes"
@@ -53,6 +56,7 @@ good() {
 }
 good 4 moved gpu
 good 4 ordered gpu
+good 4 transport gpu
 good 3 killed gpu
 good 4 no_memory gpu
 good 4 sticky gpu

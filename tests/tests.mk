@@ -2,7 +2,7 @@
 # Tests that use threads also run with the thread sanitizer.
 
 comma := ,
-TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/workers.c tests/gpu.c
+TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/workers.c tests/gpu.c tests/device_transport.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step transport collective collective_save \
     collective_stops

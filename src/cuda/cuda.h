@@ -33,6 +33,10 @@ rsd_status cuda_open_device(int ordinal, struct cuda_device **device);
 /* Whether kernels of one device may use memory of another, which this makes possible. */
 rsd_status cuda_enable_peer(struct cuda_device *device, int other, bool *can);
 
+/* Memory of the device. ENOMEM: it has too little. Nothing may still be queued that uses memory that is freed. */
+rsd_status cuda_memory_new(struct cuda_device *device, size_t nbytes, char **memory);
+void cuda_memory_free(struct cuda_device *device, char *memory); /* accepts NULL */
+
 /* ---- pinned.c: host memory that kernels use directly ---- */
 
 struct cuda_pinned {

@@ -131,6 +131,28 @@ rsd_status cuda_enable_peer(struct cuda_device *device, int other, bool *can)
                                                     : driver_check(result, "cuCtxEnablePeerAccess");
 }
 
+rsd_status cuda_memory_new(struct cuda_device *device, size_t nbytes, char **memory)
+{
+    cu_address address = 0;
+    TRY(device_enter(device));
+    cu_result result = device->cu->cuMemAlloc(&address, nbytes);
+    device_leave(device);
+    if (result == CU_OUT_OF_MEMORY)
+        return fail(RSD_ENOMEM, "CUDA device %d has no memory for buffers of %zu bytes",
+                    device->ordinal, nbytes);
+    TRY(driver_check(result, "cuMemAlloc"));
+    *memory = (char *)(uintptr_t)address;
+    return RSD_OK;
+}
+
+void cuda_memory_free(struct cuda_device *device, char *memory)
+{
+    if (!memory || device_enter(device))
+        return;
+    device->cu->cuMemFree((cu_address)(uintptr_t)memory);
+    device_leave(device);
+}
+
 /* ---- kernels ---- */
 
 static rsd_status load_kernel(struct cuda_device *device, enum kernel_id id)

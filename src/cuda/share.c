@@ -174,7 +174,7 @@ static rsd_status export_range(const struct driver *cu, cu_address address, size
                                struct cuda_piece_list *list)
 {
     struct cuda_piece piece = {.pid = getpid(), .fd = -1};
-    struct remembered found;
+    struct remembered found = {.id = 0};
     bool has_handle;
     TRY(find_handle(cu, address, &found, &has_handle));
     if (!has_handle)

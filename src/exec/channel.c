@@ -35,9 +35,8 @@ uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *me
 
 /* ---- positions ---- */
 
-/* Returns the bytes of the next chunk: as many as fit, and for a reduction at most the rest of one box. */
-static size_t next_chunk(const struct exchange *x, const struct channel *channel,
-                         const struct position *position)
+size_t channel_next_chunk(const struct exchange *x, const struct channel *channel,
+                          const struct position *position)
 {
     uint64_t most = position->left;
     if (channel->message->reduce)
@@ -45,7 +44,7 @@ static size_t next_chunk(const struct exchange *x, const struct channel *channel
     return (size_t)lesser_of(most, channel->chunk);
 }
 
-static void move_position(const struct exchange *x, struct position *position, size_t n)
+void channel_move_position(const struct exchange *x, struct position *position, size_t n)
 {
     position->left -= n;
     position->at += n;
@@ -53,18 +52,40 @@ static void move_position(const struct exchange *x, struct position *position, s
         position->at -= x->boxes[position->box++].packed.nbytes;
 }
 
+rsd_status channel_add_boxes(struct exchange *x, struct channel *channel, const char *packed,
+                             size_t n)
+{
+    struct position *here = &channel->here;
+    while (n > 0) {
+        const struct array_box *box = &x->boxes[here->box];
+        size_t some = (size_t)lesser_of(box->packed.nbytes - here->at, n);
+        TRY(exchange_device_add_box(x, box, channel->sending, here->at, some, packed));
+        packed += some;
+        n -= some;
+        channel_move_position(x, here, some);
+    }
+    return RSD_OK;
+}
+
+static rsd_status copy_on_device(struct exchange *x, struct channel *channel, const char *packed,
+                                 size_t n)
+{
+    exchange_device_begin_boxes(x);
+    TRY(channel_add_boxes(x, channel, packed, n));
+    channel->copying = true;
+    return exchange_device_queue_boxes(x, &channel->mark);
+}
+
 /* Packs the next n bytes, or unpacks them. On a device that takes until chunk_is_copied. */
 static rsd_status copy_chunk(struct exchange *x, struct channel *channel, char *packed, size_t n)
 {
     struct position *here = &channel->here;
     if (x->on_device)
-        exchange_device_begin_boxes(x);
+        return copy_on_device(x, channel, packed, n);
     while (n > 0) {
         const struct array_box *box = &x->boxes[here->box];
         size_t some = (size_t)lesser_of(box->packed.nbytes - here->at, n);
-        if (x->on_device)
-            TRY(exchange_device_add_box(x, box, channel->sending, here->at, some, packed));
-        else if (channel->sending)
+        if (channel->sending)
             array_box_pack(x, box,
                            box->from_destination ? x->arrays.dst[box->array]
                                                  : x->arrays.src[box->array],
@@ -73,12 +94,9 @@ static rsd_status copy_chunk(struct exchange *x, struct channel *channel, char *
             array_box_unpack(x, box, here->at, some, packed);
         packed += some;
         n -= some;
-        move_position(x, here, some);
+        channel_move_position(x, here, some);
     }
-    if (!x->on_device)
-        return RSD_OK;
-    channel->copying = true;
-    return exchange_device_queue_boxes(x, &channel->mark);
+    return RSD_OK;
 }
 
 /* Whether what was begun last is complete. */
@@ -95,10 +113,10 @@ void channel_rewind(const struct exchange *x, struct channel *channel)
 {
     const struct message *message = channel->message;
     channel->here = (struct position){.box = message->first_box, .left = message->nbytes};
-    move_position(x, &channel->here, 0); /* skips boxes without bytes */
+    channel_move_position(x, &channel->here, 0); /* skips boxes without bytes */
     channel->posted = channel->here;
     channel->before += channel->end;
-    channel->first = channel->end = 0;
+    channel->first = channel->end = channel->arrived = 0;
     channel->opened = channel->offered = channel->copying = false;
     channel->direct = PACKED;
 }
@@ -115,6 +133,16 @@ static int32_t message_tag(const struct message *message)
     _Static_assert(TAG_DATA + MAX_STAGES <= TAG_REDUCE && TAG_REDUCE < TAG_VOTE,
                    "reductions are in stage 0 only, and have one tag");
     return message->reduce ? TAG_REDUCE : TAG_DATA + message->stage;
+}
+
+rsd_device_message channel_device_message(const struct channel *channel,
+                                          const struct chunk_buffer *buffer)
+{
+    return (rsd_device_message){.peer = channel->message->peer,
+                                .tag = message_tag(channel->message),
+                                .sends = channel->sending,
+                                .data = buffer->data,
+                                .nbytes = buffer->nbytes};
 }
 
 static rsd_status send_buffer(struct exchange *x, struct channel *channel, bool *moved)
@@ -140,7 +168,7 @@ static rsd_status progress_send(struct exchange *x, struct channel *channel, boo
         if (channel->here.left == 0 || channel->end - channel->first == NBUFFERS)
             return RSD_OK;
         struct chunk_buffer *buffer = &channel->buffers[channel->end % NBUFFERS];
-        buffer->nbytes = next_chunk(x, channel, &channel->here);
+        buffer->nbytes = channel_next_chunk(x, channel, &channel->here);
         TRY(copy_chunk(x, channel, buffer->data, buffer->nbytes));
     }
     TRY(chunk_is_copied(x, channel, &copied));
@@ -152,10 +180,10 @@ static rsd_status post_receives(struct exchange *x, struct channel *channel, boo
 {
     while (channel->posted.left > 0 && channel->end - channel->first < NBUFFERS) {
         struct chunk_buffer *buffer = &channel->buffers[channel->end % NBUFFERS];
-        buffer->nbytes = next_chunk(x, channel, &channel->posted);
+        buffer->nbytes = channel_next_chunk(x, channel, &channel->posted);
         TRY(peer_recv(x->peer, channel->message->peer, message_tag(channel->message), buffer->data,
                       buffer->nbytes, &buffer->request));
-        move_position(x, &channel->posted, buffer->nbytes);
+        channel_move_position(x, &channel->posted, buffer->nbytes);
         channel->end++;
         *moved = true;
     }
@@ -169,7 +197,9 @@ static rsd_status first_arrived(struct exchange *x, struct channel *channel,
     struct chunk_buffer *first = &channel->buffers[channel->first % NBUFFERS];
     bool moved = false;
     *buffer = NULL;
-    if (channel->first == channel->end)
+    if (channel->in_rounds && channel->first < channel->arrived)
+        *buffer = first;
+    if (channel->in_rounds || channel->first == channel->end)
         return RSD_OK;
     TRY(peer_test(x->peer, &first->request, &moved));
     if (!first->request.active)
@@ -260,7 +290,7 @@ static rsd_status write_ring(struct exchange *x, struct channel *channel, bool *
             channel->end - channel->first == NBUFFERS)
             return RSD_OK;
         TRY(copy_chunk(x, channel, channel->buffers[channel->end % NBUFFERS].data,
-                       next_chunk(x, channel, &channel->here)));
+                       channel_next_chunk(x, channel, &channel->here)));
     }
     TRY(chunk_is_copied(x, channel, &copied));
     if (copied) {
@@ -347,7 +377,7 @@ static rsd_status begin_reading(struct exchange *x, struct channel *channel)
     if (channel->direct)
         return copy_direct(x, channel);
     TRY(next_ring_buffer(channel, &data));
-    return copy_chunk(x, channel, data, next_chunk(x, channel, &channel->here));
+    return copy_chunk(x, channel, data, channel_next_chunk(x, channel, &channel->here));
 }
 
 /* Reads the next chunk from a ring buffer, or takes an offer of device memory, without waiting. */
@@ -398,6 +428,8 @@ bool channels_decide(struct exchange *x, int32_t stage, bool *together)
 
 rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved)
 {
+    if (channel->in_rounds) /* exchange_device_progress does them together */
+        return RSD_OK;
     if (!channel->host)
         return channel->sending ? progress_send(x, channel, moved)
                                 : progress_receive(x, channel, moved);
@@ -432,7 +464,7 @@ rsd_status channel_peek(struct exchange *x, struct channel *channel, const struc
 
 void channel_advance(struct exchange *x, struct channel *channel, size_t n)
 {
-    move_position(x, &channel->here, n);
+    channel_move_position(x, &channel->here, n);
     if (!channel->host)
         channel->first++;
     else if (!channel->direct || channel->here.left == 0)

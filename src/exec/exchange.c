@@ -21,16 +21,19 @@ static rsd_status collect_terms(struct exchange *x, const struct combined_box *b
     *all = true;
     for (size_t i = 0; i < box->nterms && *all; i++) {
         const struct combined_term *term = &x->terms[box->first_term + i];
-        if (term->channel) {
+        r->terms[i] = r->own;
+        if (term->channel)
             TRY(channel_peek(x, term->channel, &term->box, r->at, n, &r->terms[i]));
-            *all = r->terms[i] != NULL;
+        *all = r->terms[i] != NULL;
+    }
+    for (size_t i = 0; i < box->nterms && *all; i++) { /* the term of this rank */
+        const struct combined_term *term = &x->terms[box->first_term + i];
+        if (term->channel)
             continue;
-        }
         if (x->on_device)
-            TRY(exchange_device_copy_box(x, &term->box, true, r->at, n, r->own));
+            TRY(exchange_device_pack_term(x, &term->box, r->at, n));
         else
             array_box_pack(x, &term->box, x->arrays.src[term->box.array], r->at, n, r->own);
-        r->terms[i] = r->own;
     }
     return RSD_OK;
 }
@@ -42,6 +45,8 @@ static rsd_status combine_terms(struct exchange *x, const struct combined_box *b
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(box->reduction.dtype),
             n = (int64_t)nbytes / element_nbytes;
     struct accumulators sums;
+    if (x->on_device)
+        return exchange_device_combine(x, box, nbytes);
     for (int64_t at = 0; at < n; at += REDUCE_BATCH) {
         int64_t some = min_i64(n - at, REDUCE_BATCH), offset = at * element_nbytes;
         reduce_first(&box->reduction, &sums, some, r->terms[0] + offset, element_nbytes);
@@ -49,8 +54,6 @@ static rsd_status combine_terms(struct exchange *x, const struct combined_box *b
             reduce_next(&box->reduction, &sums, some, r->terms[i] + offset, element_nbytes);
         reduce_store(&box->reduction, &sums, some, r->result + offset, element_nbytes);
     }
-    if (x->on_device)
-        return exchange_device_copy_box(x, &box->to, false, r->at, nbytes, r->result);
     array_box_unpack(x, &box->to, r->at, nbytes, r->result);
     return RSD_OK;
 }
@@ -88,6 +91,8 @@ static rsd_status copy_own_boxes(struct exchange *x, int32_t stage)
 {
     x->decided = false;
     if (x->on_device)
+        exchange_device_begin_stage(x);
+    if (x->on_device)
         return RSD_OK; /* when it is decided how */
     for (size_t i = 0; i < x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
@@ -119,6 +124,8 @@ static rsd_status progress_stage(struct exchange *x, bool *moved, bool *done)
     *done = true;
     if (x->on_device && !x->decided)
         TRY(decide_stage(x, moved));
+    if (x->on_device)
+        TRY(exchange_device_progress(x, moved));
     for (size_t i = 0; i < x->nchannels; i++) {
         struct channel *channel = &x->channels[i];
         if (channel->message->stage != x->stage)
@@ -241,6 +248,8 @@ static rsd_status exchange_wait(rsd_exec *exec)
     if (status && !x->refused) {
         for (size_t i = 0; i < x->nchannels; i++)
             channel_cancel(x, &x->channels[i]);
+        if (x->device)
+            exchange_device_cancel(x);
         peer_break(x->peer);
     }
     if (x->on_device && x->device)

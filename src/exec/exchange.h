@@ -4,6 +4,7 @@
  *     host_data.c          arrays and ring buffers that the ranks of a host export to each other
  *     channel.c            one message in progress: over a transport or through shared memory
  *     exchange_device.c    the same for arrays on a CUDA device
+ *     exchange_rounds.c    messages on a device, by a transport that takes them
  *     device_share.c       device memory that the ranks of a host export to each other
  *     exchange_bind.c      binding
  *     exchange.c           running
@@ -73,6 +74,8 @@ struct channel {
     struct position here;   /* packed or unpacked up to here */
     struct position posted; /* receives were started up to here */
     uint64_t first, end;    /* chunks in progress; chunk i is in buffer i modulo NBUFFERS */
+    bool in_rounds;         /* it is sent and received by exchange_rounds.c */
+    uint64_t arrived;       /* chunks that rounds have received */
     struct chunk_buffer {
         char *data;
         size_t nbytes;
@@ -97,7 +100,7 @@ struct reducer {
     size_t box;
     uint64_t at;        /* bytes of it that are done */
     char *own, *result; /* one chunk each */
-    char *own_memory;   /* of both; NULL: pinned memory of the device */
+    char *own_memory;   /* of both; NULL: memory of the device */
     const char **terms;
 };
 
@@ -138,6 +141,7 @@ struct exchange {
     bool on_device;                 /* the current run */
     bool decided;                   /* how the receives of the current stage on a device are done */
     bool sums_on_device;            /* the reductions of this run */
+    bool terms_align;               /* on all ranks, each term of a box comes in the same round */
     struct reducer reducer;
     int32_t stage;    /* -2: the device is busy with work queued before; -1: voting */
     bool refused;     /* the vote failed, on all ranks */
@@ -163,6 +167,9 @@ rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
 
 /* ---- exchange_compile.c ---- */
 
+/* Returns whether each rank that sends terms has one of every combined box, so that the terms of a box arrive
+ * together. */
+bool compile_terms_align(const struct exchange *x);
 /* Returns whether the arrays of this rank are column-major, so that boxes are best packed by columns. */
 bool compile_prefers_columns(int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *bind, int32_t rank);
@@ -261,15 +268,23 @@ rsd_status exchange_device_copy_own(struct exchange *x, int32_t stage);
 rsd_status exchange_device_copy_all(struct exchange *x, int32_t stage);
 rsd_status exchange_device_stage_done(struct exchange *x, bool *done);
 
+/* Messages in rounds: at the start of a stage, and to do what can be done without waiting. */
+void exchange_device_begin_stage(struct exchange *x);
+rsd_status exchange_device_progress(struct exchange *x, bool *moved);
+/* After a failure. Sets x->lost if the transport may still use buffers. */
+void exchange_device_cancel(struct exchange *x);
+
 /* Packs boxes or unpacks them: begin, add, queue, and test the mark. */
 void exchange_device_begin_boxes(struct exchange *x);
 rsd_status exchange_device_add_box(struct exchange *x, const struct array_box *box, bool sending,
                                    uint64_t at, size_t n, const char *packed);
 rsd_status exchange_device_queue_boxes(struct exchange *x, uint64_t *mark);
 rsd_status exchange_device_test(struct exchange *x, uint64_t mark, bool *done);
-/* The same for one box, and waits. */
-rsd_status exchange_device_copy_box(struct exchange *x, const struct array_box *box, bool sending,
-                                    uint64_t at, size_t n, const char *packed);
+/* Queues the packing of a term of this rank for the reducer. */
+rsd_status exchange_device_pack_term(struct exchange *x, const struct array_box *box, uint64_t at,
+                                     size_t n);
+/* Combines the terms of the reducer, stores the result in its destination array, and waits. */
+rsd_status exchange_device_combine(struct exchange *x, const struct combined_box *box, size_t n);
 
 /* Whether all that a message sends is exported. */
 bool exchange_device_exports(const struct exchange *x, const struct message *message);
@@ -287,6 +302,15 @@ bool channel_is_finished(const struct channel *channel);
 /* Decides whether the receives of a stage are done by one launch: all are direct, and this rank can read what the
  * senders export. Returns false until every sender has announced how it sends. */
 bool channels_decide(struct exchange *x, int32_t stage, bool *together);
+/* Returns the bytes of the chunk at a position: as many as fit, and of a reduction at most the rest of one box. */
+size_t channel_next_chunk(const struct exchange *x, const struct channel *channel,
+                          const struct position *position);
+void channel_move_position(const struct exchange *x, struct position *position, size_t n);
+/* On a device: adds the boxes of the next n bytes to what is packed or unpacked next. */
+rsd_status channel_add_boxes(struct exchange *x, struct channel *channel, const char *packed,
+                             size_t n);
+rsd_device_message channel_device_message(const struct channel *channel,
+                                          const struct chunk_buffer *buffer);
 /* Does what can be done without waiting. */
 rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved);
 void channel_cancel(struct exchange *x, struct channel *channel);

@@ -248,7 +248,7 @@ static rsd_status connect_ranks(struct peer *peer, rsd_status status, struct exc
 /* The facts that each rank sends to all others. */
 struct bind_facts {
     struct hash plans;
-    int64_t nplans, node, by_columns, chunk;
+    int64_t nplans, node, by_columns, terms_align, chunk;
 };
 
 static struct hash hash_plans(int64_t count, const rsd_plan *const *plans)
@@ -396,6 +396,7 @@ static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const str
                                   .nplans = x->nplans,
                                   .node = options->node ? options->node : host_number(),
                                   .by_columns = x->by_columns,
+                                  .terms_align = compile_terms_align(x),
                                   .chunk = chunk_of_budget(x, options->max_nbytes)};
     status = peer_gather(peer, status, &call, &own, sizeof own, all);
     assert(status || (all && host_of));
@@ -403,6 +404,7 @@ static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const str
         status = compare_facts(peer, plans, all);
     for (int32_t i = 0; i < peer_nranks(peer) && !status; i++) {
         agreed->by_columns = all[i].by_columns && (i == 0 || agreed->by_columns);
+        agreed->terms_align = all[i].terms_align && (i == 0 || agreed->terms_align);
         agreed->chunk = i == 0 ? all[i].chunk : min_i64(agreed->chunk, all[i].chunk);
         host_of[i] = all[i].node < 0 ? -1 - i : all[i].node;
     }
@@ -432,8 +434,10 @@ rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
         x = NULL;
         prepared = compile_exchange(peer, nplans, plans, bind, options, false, &x);
     }
-    if (x)
+    if (x) {
         x->chunk = (uint64_t)agreed.chunk;
+        x->terms_align = agreed.terms_align != 0;
+    }
     if (!status)
         status = connect_ranks(peer, prepared, x, nplans, plans, options->arena);
     if (!status)

@@ -338,6 +338,23 @@ static void mark_used_arrays(struct exchange *x)
             mark_box(x, &x->terms[i].box, true);
 }
 
+/* ---- reductions ---- */
+
+bool compile_terms_align(const struct exchange *x)
+{
+    size_t *nboxes = mem_new((size_t)x->nranks, sizeof *nboxes); /* with a term of each rank */
+    bool align = nboxes != NULL;
+    for (size_t i = 0; i < x->ncombined && align; i++)
+        for (size_t k = 0; k < x->combined[i].nterms && align; k++) {
+            int32_t peer = x->terms[x->combined[i].first_term + k].peer;
+            align = peer == x->rank || nboxes[peer]++ == i;
+        }
+    for (size_t i = 0; i < x->nreceives && align; i++)
+        align = !x->receives[i].reduce || nboxes[x->receives[i].peer] == x->ncombined;
+    mem_free(nboxes);
+    return align;
+}
+
 /* ---- all plans ---- */
 
 rsd_status compile_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,

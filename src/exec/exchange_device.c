@@ -3,7 +3,8 @@
  *     ranks of the host       one kernel of the receiver reads the device memory of all senders
  *     where that fails        a kernel packs into a ring buffer or a message, another one unpacks
  *
- * Ring buffers and messages are pinned host memory, which kernels use directly. A run waits for the work that was
+ * Ring buffers and messages are pinned host memory, which kernels use directly, or memory of the device if the
+ * transport takes it (exchange_rounds.c). A run waits for the work that was
  * queued in the caller's stream before it votes, since other ranks read this rank's arrays after the vote.
  */
 #include "exchange_device.h"
@@ -31,14 +32,16 @@ struct exchange_device {
     struct cuda_program *own[MAX_STAGES]; /* copies that stay on this rank */
     struct cuda_program **direct;         /* by channel: copies from arrays of its sender */
     struct device_peer *peers;            /* by index in the host */
-    struct cuda_pinned buffers, reducer;
+    struct rounds *rounds;                /* NULL: none */
+    struct cuda_pinned buffers;
+    char *reducer;
     bool segment_pinned;
     bool was_idle;               /* the stream, when the run started: it waits for nothing */
     uint64_t before, stage_mark; /* marks: what the run waits for, and the launch of this stage */
     bool waits_stage;
-    int32_t ndirect, npacked; /* channels of this run */
+    int32_t ndirect, npacked, nsent; /* channels of this run */
     char why[160];
-    char note[320];
+    char note[400];
 };
 
 /* ---- life ---- */
@@ -75,9 +78,10 @@ void exchange_device_drop(struct exchange *x)
     mem_free(device->direct);
     if (x->host)
         drop_peers(x);
+    rounds_free(device->rounds, x->lost);
     if (!x->lost)
         cuda_pinned_free(device->arrays.device, &device->buffers);
-    cuda_pinned_free(device->arrays.device, &device->reducer);
+    cuda_memory_free(device->arrays.device, device->reducer);
     device_exports_drop(&device->exports);
     device_arrays_drop(&device->arrays);
     cuda_ops_free(device->ops);
@@ -88,26 +92,39 @@ void exchange_device_drop(struct exchange *x)
     x->device = NULL;
 }
 
-/* Moves the buffers of messages and of the reducer into pinned memory. */
+/* Whether a buffer of a channel is in x->buffers, and has to be moved into pinned memory. */
+static bool has_host_buffer(const struct channel *channel, int k)
+{
+    return channel->buffers[k].data && !channel->in_rounds && (!channel->host || !channel->sending);
+}
+
+/* Moves the buffers of messages into pinned memory. */
 static rsd_status pin_buffers(struct exchange *x, struct exchange_device *device)
 {
+    for (size_t i = 0; i < x->nchannels; i++)
+        for (int k = 0; k < NBUFFERS; k++) {
+            struct channel *channel = &x->channels[i];
+            if (!has_host_buffer(channel, k))
+                continue;
+            if (!device->buffers.memory)
+                TRY(cuda_pinned_new(device->arrays.device, x->buffers_nbytes, &device->buffers));
+            channel->buffers[k].data =
+                device->buffers.memory + (channel->buffers[k].data - x->buffers);
+        }
+    return RSD_OK;
+}
+
+/* Moves the buffers of the reducer to the device. */
+static rsd_status move_reducer(struct exchange *x, struct exchange_device *device)
+{
     size_t chunk = x->ncombined ? (size_t)reduce_chunk_nbytes(x) : 0;
-    if (x->buffers_nbytes) {
-        TRY(cuda_pinned_new(device->arrays.device, x->buffers_nbytes, &device->buffers));
-        for (size_t i = 0; i < x->nchannels; i++)
-            for (int k = 0; k < NBUFFERS; k++) {
-                char **data = &x->channels[i].buffers[k].data;
-                if (*data && (!x->channels[i].host || !x->channels[i].sending))
-                    *data = device->buffers.memory + (*data - x->buffers);
-            }
-    }
-    if (chunk) {
-        TRY(cuda_pinned_new(device->arrays.device, 2 * chunk, &device->reducer));
-        mem_free(x->reducer.own_memory);
-        x->reducer.own_memory = NULL;
-        x->reducer.own = device->reducer.memory;
-        x->reducer.result = x->reducer.own + chunk;
-    }
+    if (chunk == 0)
+        return RSD_OK;
+    TRY(cuda_memory_new(device->arrays.device, 2 * chunk, &device->reducer));
+    mem_free(x->reducer.own_memory);
+    x->reducer.own_memory = NULL;
+    x->reducer.own = device->reducer;
+    x->reducer.result = x->reducer.own + chunk;
     return RSD_OK;
 }
 
@@ -212,7 +229,11 @@ static rsd_status start_exchange_device(struct exchange *x, int ordinal)
     if (!status)
         status = number_arrays(x, device);
     if (!status)
-        status = pin_buffers(x, device); /* last: what it moves stays moved */
+        status = rounds_start(x, device->arrays.device, &device->rounds);
+    if (!status)
+        status = pin_buffers(x, device);
+    if (!status)
+        status = move_reducer(x, device);
     if (status)
         exchange_device_drop(x);
     return status;
@@ -220,10 +241,40 @@ static rsd_status start_exchange_device(struct exchange *x, int ordinal)
 
 /* ---- the start of a run ---- */
 
+/* The device of a transport that takes no other memory; -1: none. */
+static int transport_device(const struct exchange *x)
+{
+    bool sends = false;
+    for (size_t i = 0; i < x->nchannels; i++)
+        sends = sends || !x->channels[i].host;
+    return sends ? peer_device(x->peer) : -1;
+}
+
+/* Counts the messages that the transport carries. */
+static void count_carried(struct exchange *x)
+{
+    struct exchange_device *device = x->device;
+    device->ndirect = device->npacked = device->nsent = 0;
+    device->why[0] = '\0';
+    for (size_t i = 0; i < x->nchannels; i++) {
+        const struct channel *channel = &x->channels[i];
+        if (channel->host || !channel->sending)
+            continue;
+        device->nsent += channel->in_rounds;
+        device->npacked += !channel->in_rounds;
+        if (!channel->in_rounds)
+            snprintf(device->why, sizeof device->why, "%s",
+                     peer_takes_device(x->peer) ? "terms of a reduction come in different rounds"
+                                                : "the transport takes memory of the host only");
+    }
+}
+
 rsd_status exchange_device_prepare(struct exchange *x)
 {
     int ordinal = device_arrays_choose(&x->arrays, x->exec.has_stream);
     x->on_device = false;
+    if (ordinal < 0)
+        ordinal = transport_device(x);
     if (ordinal < 0 && !x->device)
         return RSD_OK;
     if (!x->device)
@@ -234,9 +285,8 @@ rsd_status exchange_device_prepare(struct exchange *x)
     if (ordinal >= 0 && ordinal != device->arrays.ordinal)
         return fail(RSD_EUNSUPPORTED, "arrays were on CUDA device %d, and now are on device %d",
                     device->arrays.ordinal, ordinal);
-    device->ndirect = device->npacked = 0;
+    count_carried(x);
     device->waits_stage = false;
-    device->why[0] = '\0';
     TRY(device_arrays_prepare(&device->arrays, &x->arrays));
     for (size_t i = 0; i < device->narrays_of_host; i++)
         device->arrays_of_host[i] =
@@ -261,10 +311,10 @@ void exchange_device_end(struct exchange *x, rsd_status status)
         cuda_queue_wait(device->queue); /* what was queued may still use the arrays */
     device_arrays_release(&device->arrays);
     snprintf(device->note, sizeof device->note,
-             "CUDA device %d: %d messages read from device memory of other ranks, %d packed "
-             "through pinned memory%s%s",
-             device->arrays.ordinal, device->ndirect, device->npacked, device->why[0] ? ": " : "",
-             device->why);
+             "CUDA device %d: %d messages read from device memory of other ranks, %d sent from "
+             "device memory by the transport, %d packed through pinned memory%s%s",
+             device->arrays.ordinal, device->ndirect, device->nsent, device->npacked,
+             device->why[0] ? ": " : "", device->why);
 }
 
 const char *exchange_device_note(const struct exchange *x)
@@ -303,6 +353,24 @@ rsd_status exchange_device_stage_done(struct exchange *x, bool *done)
         TRY(cuda_queue_test_mark(x->device->queue, x->device->stage_mark, done));
     x->device->waits_stage = !*done;
     return RSD_OK;
+}
+
+/* ---- messages on the device ---- */
+
+void exchange_device_begin_stage(struct exchange *x)
+{
+    rounds_begin_stage(x->device->rounds);
+}
+
+rsd_status exchange_device_progress(struct exchange *x, bool *moved)
+{
+    return rounds_progress(x, x->device->rounds, moved);
+}
+
+void exchange_device_cancel(struct exchange *x)
+{
+    if (!rounds_cancel(x, x->device->rounds))
+        x->lost = true;
 }
 
 /* ---- boxes between arrays and buffers ---- */
@@ -362,14 +430,35 @@ rsd_status exchange_device_test(struct exchange *x, uint64_t mark, bool *done)
     return cuda_queue_test_mark(x->device->queue, mark, done);
 }
 
-rsd_status exchange_device_copy_box(struct exchange *x, const struct array_box *box, bool sending,
-                                    uint64_t at, size_t n, const char *packed)
+rsd_status exchange_device_pack_term(struct exchange *x, const struct array_box *box, uint64_t at,
+                                     size_t n)
 {
     uint64_t mark;
     exchange_device_begin_boxes(x);
-    TRY(exchange_device_add_box(x, box, sending, at, n, packed));
+    TRY(exchange_device_add_box(x, box, true, at, n, x->reducer.own));
+    return exchange_device_queue_boxes(x, &mark);
+}
+
+/* A list runs its sums before its copies, so the result is stored by the same launch. */
+rsd_status exchange_device_combine(struct exchange *x, const struct combined_box *box, size_t n)
+{
+    struct exchange_device *device = x->device;
+    int64_t element = (int64_t)rsd_dtype_nbytes(box->reduction.dtype);
+    struct loop loop = {.count = (int64_t)n / element, .dst_stride = element};
+    uint64_t mark;
+    uint32_t number;
+    exchange_device_begin_boxes(x);
+    TRY(add_address(device, x->reducer.result, &number));
+    TRY(cuda_ops_add_sum(
+        device->ops, &(struct cuda_sum){
+                         .reduction = box->reduction, .dst = number, .loops = &loop, .nloops = 1}));
+    for (size_t i = 0; i < box->nterms; i++) {
+        TRY(add_address(device, x->reducer.terms[i], &number));
+        TRY(cuda_ops_add_term(device->ops, number, 0, &element, 1));
+    }
+    TRY(exchange_device_add_box(x, &box->to, false, x->reducer.at, n, x->reducer.result));
     TRY(exchange_device_queue_boxes(x, &mark));
-    return cuda_queue_wait_mark(x->device->queue, mark);
+    return cuda_queue_wait_mark(device->queue, mark);
 }
 
 /* ---- arrays of other ranks ---- */

@@ -5,6 +5,20 @@
 #include "device_arrays.h"
 #include "exchange.h"
 
+/* ---- exchange_rounds.c ---- */
+
+struct rounds;
+
+/* Makes the buffers of messages that a transport takes from a device, and moves the channels there. *rounds stays NULL
+ * if there are none. */
+rsd_status rounds_start(struct exchange *x, struct cuda_device *device, struct rounds **rounds);
+void rounds_free(struct rounds *rounds, bool lost); /* accepts NULL */
+/* The rest accepts NULL too. */
+void rounds_begin_stage(struct rounds *rounds);
+rsd_status rounds_progress(struct exchange *x, struct rounds *rounds, bool *moved);
+/* Returns false if the transport may still use the buffers. */
+bool rounds_cancel(struct exchange *x, struct rounds *rounds);
+
 /* ---- device_share.c ---- */
 
 struct array_export;

@@ -16,11 +16,15 @@
 enum { NTAGS = 64, NAMED_RANKS_MOST = 256 };
 static const double default_timeout = 300; /* seconds */
 
+/* Of MPIs that have it: whether messages may lie in the memory of CUDA devices. */
+extern int MPIX_Query_cuda_support(void) __attribute__((weak));
+
 /* A message in progress, or a free one in a list. */
 struct mpi_message {
     MPI_Request request;
     int nbytes; /* that a receive expects; -1: a send */
-    struct mpi_message *next;
+    struct mpi_message
+        *next; /* the next of the same request of the transport, or the next free one */
 };
 
 struct mpi_block {
@@ -88,20 +92,26 @@ static struct mpi_message *new_mpi_message(struct mpi_link *link)
     }
     struct mpi_message *message = link->unused;
     link->unused = message->next;
+    message->next = NULL;
     return message;
 }
 
-static void reuse_mpi_message(struct mpi_link *link, struct mpi_message *message)
+/* Makes all messages of a request free. */
+static void reuse_mpi_messages(struct mpi_link *link, struct mpi_message *message)
 {
-    message->next = link->unused;
-    link->unused = message;
+    while (message) {
+        struct mpi_message *next = message->next;
+        message->next = link->unused;
+        link->unused = message;
+        message = next;
+    }
 }
 
 static rsd_status finish_start(struct mpi_link *link, struct mpi_message *message, int code,
                                const char *function, void **request)
 {
     if (code != MPI_SUCCESS) {
-        reuse_mpi_message(link, message);
+        reuse_mpi_messages(link, message);
         return fail_mpi(code, function);
     }
     *request = message;
@@ -147,26 +157,32 @@ static rsd_status check_length(const struct mpi_message *message, const MPI_Stat
     return rsd_set_error(RSD_EPEER, text);
 }
 
+static rsd_status test_message(struct mpi_message *message, int32_t *done)
+{
+    MPI_Status status;
+    int flag = 1;
+    if (message->request == MPI_REQUEST_NULL)
+        return RSD_OK;
+    TRY_MPI(MPI_Test(&message->request, &flag, &status), "MPI_Test");
+    if (flag)
+        return check_length(message, &status);
+    *done = 0;
+    return RSD_OK;
+}
+
 static rsd_status link_test(void *context, void *request, int32_t *done)
 {
-    struct mpi_link *link = context;
-    struct mpi_message *message = request;
-    MPI_Status status;
-    int flag = 0;
-    TRY_MPI(MPI_Test(&message->request, &flag, &status), "MPI_Test");
-    *done = flag;
-    if (!flag)
-        return RSD_OK;
-    TRY(check_length(message, &status));
-    reuse_mpi_message(link, message);
+    *done = 1;
+    for (struct mpi_message *message = request; message; message = message->next)
+        TRY(test_message(message, done));
+    if (*done)
+        reuse_mpi_messages(context, request);
     return RSD_OK;
 }
 
 /* MPI can cancel a receive that is not matched, but no send. Memory of other requests may still be read or written. */
-static int32_t link_cancel(void *context, void *request)
+static int cancel_message(struct mpi_message *message)
 {
-    struct mpi_link *link = context;
-    struct mpi_message *message = request;
     int ended = message->request == MPI_REQUEST_NULL; /* also after a failure */
     if (!ended && message->nbytes >= 0)
         MPI_Cancel(&message->request);
@@ -174,8 +190,38 @@ static int32_t link_cancel(void *context, void *request)
         MPI_Test(&message->request, &ended, MPI_STATUS_IGNORE);
     if (!ended)
         MPI_Request_free(&message->request);
-    reuse_mpi_message(link, message);
     return ended;
+}
+
+static int32_t link_cancel(void *context, void *request)
+{
+    int all_ended = 1;
+    for (struct mpi_message *message = request; message; message = message->next)
+        all_ended = cancel_message(message) && all_ended;
+    reuse_mpi_messages(context, request);
+    return all_ended;
+}
+
+/* Messages in any memory that this MPI takes, with one request. If one cannot be started, the others are cancelled. */
+static rsd_status link_exchange(void *context, size_t n, const rsd_device_message *messages,
+                                void **request)
+{
+    void *all = NULL;
+    for (size_t i = 0; i < n; i++) {
+        const rsd_device_message *one = &messages[i];
+        void *started = NULL;
+        rsd_status status =
+            one->sends ? link_send(context, one->peer, one->tag, one->data, one->nbytes, &started)
+                       : link_recv(context, one->peer, one->tag, one->data, one->nbytes, &started);
+        if (status || !started) {
+            link_cancel(context, all);
+            return status;
+        }
+        ((struct mpi_message *)started)->next = all;
+        all = started;
+    }
+    *request = all;
+    return RSD_OK;
 }
 
 /* ---- the duplicate ---- */
@@ -379,7 +425,10 @@ static rsd_status make_transport(MPI_Comm comm, double timeout, rsd_transport *t
                                  .send = link_send,
                                  .recv = link_recv,
                                  .test = link_test,
-                                 .cancel = link_cancel};
+                                 .cancel = link_cancel,
+                                 .device = -1};
+    if (MPIX_Query_cuda_support && MPIX_Query_cuda_support())
+        transport->exchange = link_exchange;
     MPI_Comm_rank(duplicate, &transport->rank);
     MPI_Comm_size(duplicate, &transport->nranks);
     return RSD_OK;

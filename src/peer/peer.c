@@ -71,6 +71,27 @@ rsd_status peer_recv(const struct peer *peer, int32_t from, int32_t tag, void *d
     return RSD_OK;
 }
 
+bool peer_takes_device(const struct peer *peer)
+{
+    return peer->transport.exchange != NULL;
+}
+
+int peer_device(const struct peer *peer)
+{
+    return peer->transport.exchange ? (int)peer->transport.device : -1;
+}
+
+rsd_status peer_exchange(const struct peer *peer, size_t n, rsd_device_message *messages,
+                         struct peer_request *request)
+{
+    const rsd_transport *t = &peer->transport;
+    for (size_t i = 0; i < n; i++)
+        messages[i].tag += peer->first_tag;
+    TRY(t->exchange(t->context, n, messages, &request->request));
+    request->active = true;
+    return RSD_OK;
+}
+
 rsd_status peer_test(const struct peer *peer, struct peer_request *request, bool *moved)
 {
     const rsd_transport *t = &peer->transport;

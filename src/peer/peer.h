@@ -49,6 +49,12 @@ rsd_status peer_send(const struct peer *peer, int32_t to, int32_t tag, const voi
                      size_t nbytes, struct peer_request *request);
 rsd_status peer_recv(const struct peer *peer, int32_t from, int32_t tag, void *data, size_t nbytes,
                      struct peer_request *request);
+/* Whether the transport takes memory of CUDA devices, and the device that all its messages lie on; -1: any. */
+bool peer_takes_device(const struct peer *peer);
+int peer_device(const struct peer *peer);
+/* Starts to send and receive messages on a device, with one request. Their tags are changed to those of the peer. */
+rsd_status peer_exchange(const struct peer *peer, size_t n, rsd_device_message *messages,
+                         struct peer_request *request);
 /* Sets *moved if an active request is done, which makes it inactive. On failure it stays active. */
 rsd_status peer_test(const struct peer *peer, struct peer_request *request, bool *moved);
 /* Makes a request inactive. Returns false if the transport may still use its memory. */

@@ -20,7 +20,8 @@ struct task {
 struct stream {
     struct task *first, *last;
     struct stream *next;
-    bool blocking; /* the default stream waits for its work, and it for that of the default stream */
+    bool
+        blocking; /* the default stream waits for its work, and it for that of the default stream */
 };
 
 struct event {

@@ -41,11 +41,13 @@ for n in 1 2 4; do
     [ -x "$build/asan/mpi/test_mpi" ] || break
     try "every case on $n processes" timeout 300 mpirun -np $n "$build/asan/mpi/test_mpi" gpu
 done
+[ ! -x "$build/asan/mpi/test_mpi" ] || try "every case on 4 processes over a transport that takes device memory" \
+    timeout 300 mpirun -np 4 "$build/asan/mpi/test_mpi" device
 # At least 3 of 4 ranks print "good": rank 1 is killed in one scenario.
 good() {
     [ "$(timeout 120 mpirun --enable-recovery -np 4 "$build/asan/mpi/test_mpi_gpu" "$1" | tee /dev/stderr | grep -c '^good')" -ge "$2" ]
 }
-for scenario in moved:4 ordered:4 killed:3; do
+for scenario in moved:4 ordered:4 transport:4 killed:3; do
     [ -x "$build/asan/mpi/test_mpi_gpu" ] || break
     try "device memory that is ${scenario%:*}" good "${scenario%:*}" "${scenario#*:}"
 done

@@ -1,9 +1,10 @@
 /* test_mpi.c - plans between processes equal the oracle: every case of every backend, many in one bind, by
  * messages, through shared memory and from arenas; random layouts; several execs at once. With the argument "gpu",
- * arrays lie in the memory of a GPU, or in memory of any kind; see gpu.h. */
+ * arrays lie in the memory of a GPU, or in memory of any kind; see gpu.h. With "device", messages do so too. */
 #include "reshard_mpi.h"
 
 #include "cases.h"
+#include "device_transport.h"
 #include "gpu.h"
 #include "oracle.h"
 #include "random.h"
@@ -12,7 +13,9 @@
 #include <stdlib.h>
 
 static int rank, nranks;
-static bool with_gpu;
+static bool with_gpu, with_device;
+static rsd_transport over_mpi;
+static struct device_transport on_device;
 static struct random dice;
 static long failures;
 
@@ -136,6 +139,16 @@ static const int64_t *own(const int64_t *strides, const rsd_layout *layout)
     return strides ? strides + first * rsd_layout_ndim(layout) : NULL;
 }
 
+/* Binds a batch to MPI, or to a transport that takes device memory: of this device only, or of any. */
+static rsd_status bind_batch(const rsd_exchange_options *options, rsd_exec **exec)
+{
+    rsd_transport transport =
+        device_transport_of(&on_device, &over_mpi, batch.round % 4 == 3 ? -1 : 0);
+    return with_device
+               ? rsd_bind_transport(batch.n, batch.plans, batch.bind, &transport, options, exec)
+               : rsd_bind_mpi_many(batch.n, batch.plans, batch.bind, MPI_COMM_WORLD, options, exec);
+}
+
 static void run_batch(void)
 {
     rsd_arena *arena = NULL;
@@ -157,8 +170,7 @@ static void run_batch(void)
                                            .dst_strides = own(one->dst_strides, one->b)};
         place(arena, one);
     }
-    rsd_status status =
-        rsd_bind_mpi_many(batch.n, batch.plans, batch.bind, MPI_COMM_WORLD, &options, &exec);
+    rsd_status status = bind_batch(&options, &exec);
     HOLDS(!status, "%s ...: %s", batch.list[0].text, rsd_error());
     if (!status) {
         HOLDS(nranks == 1 || batch.way == MESSAGES || strstr(rsd_exec_describe(exec), "shared"),
@@ -167,6 +179,8 @@ static void run_batch(void)
         HOLDS(!rsd_exec_start(exec, batch.from, batch.to) && !rsd_exec_progress(exec) &&
                   !rsd_exec_wait(exec),
               "%s", rsd_error());
+        HOLDS(!with_device || !strstr(rsd_exec_describe(exec), "memory of the host only"), "%s",
+              rsd_exec_describe(exec));
     }
     rsd_exec_free(exec);
     int64_t next = 0;
@@ -298,7 +312,8 @@ static void several_execs(void)
 
 int main(int argc, char **argv)
 {
-    with_gpu = argc > 1 && strcmp(argv[1], "gpu") == 0;
+    with_device = argc > 1 && strcmp(argv[1], "device") == 0;
+    with_gpu = with_device || (argc > 1 && strcmp(argv[1], "gpu") == 0);
     if (with_gpu && !gpu_open(argv))
         return 1;
     MPI_Init(&argc, &argv);
@@ -306,6 +321,9 @@ int main(int argc, char **argv)
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);
     if (with_gpu)
         gpu_start();
+    over_mpi.struct_nbytes = sizeof over_mpi;
+    if (with_device && rsd_mpi_transport(MPI_COMM_WORLD, &over_mpi))
+        return 1;
     dice.state = (uint64_t)rank + 1;
     batch.list = calloc(MOST, sizeof *batch.list);
     every_case(&(struct cases){begin, add, NULL});
@@ -313,6 +331,7 @@ int main(int argc, char **argv)
     several_execs();
     begin(NULL, "");
     free(batch.list);
+    rsd_mpi_transport_free(&over_mpi);
     int failed = rank == 0 ? tap_end() : 0;
     MPI_Finalize();
     return failed;

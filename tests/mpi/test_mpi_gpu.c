@@ -4,8 +4,10 @@
  *
  * Rank 1 is the one that fails. Every other rank prints "good" if its results were as expected. Runs on a GPU with
  * RESHARD_GPU=1, else on the emulator. */
+#include "reshard_cuda.h"
 #include "reshard_mpi.h"
 
+#include "device_transport.h"
 #include "expect.h"
 #include "gpu.h"
 #include "oracle.h"
@@ -25,6 +27,16 @@ static void *gpu_src, *gpu_dst;
 static enum gpu_kind kind = ON_GPU;
 
 /* ---- arrays ---- */
+
+/* The plan of what follows, and its arrays in host memory. */
+static void use_problem(const char *problem)
+{
+    if (rsd_problem_parse(problem, &from, &to) || rsd_plan_new(from, to, NULL, &plan))
+        exit(1);
+    src = oracle_memory(from, NULL);
+    dst = oracle_memory(to, NULL);
+    oracle_fill(from, NULL, &src);
+}
 
 static void new_arrays(void)
 {
@@ -86,7 +98,70 @@ static int count_descriptors(void)
     return n;
 }
 
+/* An MPI that is CUDA-aware, as far as the library can tell, if the scenario says so. The emulator's memory cannot be
+ * used by MPI, so nothing is run then. */
+static int is_aware;
+int MPIX_Query_cuda_support(void);
+int MPIX_Query_cuda_support(void)
+{
+    return is_aware;
+}
+
 /* ---- scenarios ---- */
+
+/* Moves a tensor over a transport that takes device memory. */
+static void move_over(const rsd_transport *transport, const char *problem)
+{
+    rsd_exchange_options options = {
+        .struct_nbytes = sizeof options, .timeout = 2, .node = -1, .max_nbytes = 1};
+    rsd_exec *exec = NULL;
+    use_problem(problem);
+    new_arrays();
+    rsd_status status =
+        rsd_bind_transport(1, (const rsd_plan *const *)&plan, NULL, transport, &options, &exec);
+    for (int i = 0; i < 2 && !status; i++)
+        status = run_plan(exec);
+    expect(status == RSD_OK, problem, status);
+    expect(strstr(rsd_exec_describe(exec), " 0 packed through pinned memory"),
+           rsd_exec_describe(exec), status);
+    rsd_exec_free(exec);
+    free_arrays();
+}
+
+/* Messages lie on the device: copies, and terms of sums. Then the transport of rank 1 fails. */
+static void transport(void)
+{
+    rsd_transport base = {.struct_nbytes = sizeof base}, aware = base;
+    struct device_transport wrapped;
+    rsd_exec *exec = NULL;
+    if (rsd_mpi_transport(MPI_COMM_WORLD, &base))
+        exit(1);
+    expect(!base.exchange, "an MPI that takes memory of the host", RSD_OK);
+    is_aware = 1;
+    expect(!rsd_mpi_transport(MPI_COMM_WORLD, &aware) && aware.exchange && aware.device == -1,
+           "an MPI that is CUDA-aware", RSD_OK);
+    for (int32_t device = -1; device <= 0; device++) {
+        rsd_transport over = device_transport_of(&wrapped, &base, device);
+        move_over(&over, "f32[256,64] : 4:S0 -> 4:S1");
+        move_over(&over, "f32[256,64] : 4:P -> 4:S1");
+        move_over(&over, "bf16[100,30] : 2x2:P,S0 -> 2x2:S1,R");
+        move_over(&over, "f64[64,60] : 4:R -> 4:S0"); /* no messages */
+        expect(wrapped.nmessages > 0, "messages on the device", RSD_OK);
+    }
+    rsd_transport over = device_transport_of(&wrapped, &base, 0);
+    rsd_exchange_options options = {.struct_nbytes = sizeof options, .timeout = 2, .node = -1};
+    use_problem("f32[256,64] : 4:S0 -> 4:S1");
+    new_arrays();
+    rsd_status status =
+        rsd_bind_transport(1, (const rsd_plan *const *)&plan, NULL, &over, &options, &exec);
+    wrapped.fails = rank == BAD;
+    if (!status)
+        status = rsd_exec_run(exec, (const void *const *)&gpu_src, &gpu_dst);
+    expect(rank == BAD ? status == RSD_EIO && says("exchange fails")
+                       : (status == RSD_ETIMEOUT || status == RSD_EPEER) && says("rank 1"),
+           "a transport that fails", status);
+    rsd_exec_free(exec);
+}
 
 /* Arrays are freed and made again between runs: often at the same address, in another allocation. */
 static void moved(void)
@@ -213,9 +288,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } scenarios[] = {
-        {"moved", moved},         {"ordered", ordered}, {"killed", killed},
-        {"no_memory", no_memory}, {"sticky", sticky}};
+    } scenarios[] = {{"moved", moved},   {"ordered", ordered},     {"transport", transport},
+                     {"killed", killed}, {"no_memory", no_memory}, {"sticky", sticky}};
     char problem[100];
     if (!gpu_open(argv))
         return 1;
@@ -224,11 +298,7 @@ int main(int argc, char **argv)
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);
     gpu_start();
     snprintf(problem, sizeof problem, "f32[%d,64] : %d:S0 -> %d:S1", 64 * nranks, nranks, nranks);
-    if (rsd_problem_parse(problem, &from, &to) || rsd_plan_new(from, to, NULL, &plan))
-        return 1;
-    src = oracle_memory(from, NULL);
-    dst = oracle_memory(to, NULL);
-    oracle_fill(from, NULL, &src);
+    use_problem(problem);
     bool found = false;
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
         if (argc > 1 && strcmp(argv[1], scenarios[i].name) == 0) {
