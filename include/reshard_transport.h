@@ -66,7 +66,8 @@ typedef struct rsd_transport {
     /* NULL, or a function for transports that take memory of CUDA devices, such as NCCL or an MPI that is CUDA-aware.
      * Execs then send arrays on a device from buffers on the device, and never through host memory. It starts to send
      * and receive n messages at once, and sets *request to one request for all of them. The calls of two ranks match:
-     * the messages between them in the k-th call of one that has any are those in the k-th such call of the other.
+     * the messages between them in the k-th call of one that has any are those in the k-th such call of the other, in
+     * the same order.
      * Everything that was queued on the device to write the messages is done. Since 0.2. */
     rsd_status (*exchange)(void *context, size_t n, const rsd_device_message *messages,
                            void **request);

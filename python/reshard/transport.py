@@ -11,16 +11,28 @@ between processes.
         def test(self, request): ...                returns whether it is done
         def cancel(self, request): ...              returns whether its memory is not used any more
 
+A transport that takes memory of CUDA devices also has `exchange`, and passes the number of its device.
+
 All calls come from the thread that calls the library. If a method raises an exception, that call fails and raises it.
 include/reshard_transport.h states the rules.
 """
 from __future__ import annotations
 
 import ctypes as C
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from . import _c, errors
 from .errors import InvalidError
+
+
+class DeviceMessage(NamedTuple):
+    """A message in memory of a CUDA device: to `peer`, or from it."""
+
+    peer: int
+    tag: int
+    sends: bool
+    address: int
+    nbytes: int
 
 
 class AnyTransport:
@@ -51,9 +63,10 @@ class AnyTransport:
 
 
 class Transport(AnyTransport):
-    """A transport whose functions are methods of a subclass."""
+    """A transport whose functions are methods of a subclass. With `device`, the number of a CUDA device, tensors are
+    sent from memory of that device, by `exchange`. -1: of any device, and `send` and `recv` match it."""
 
-    def __init__(self, rank: int, nranks: int) -> None:
+    def __init__(self, rank: int, nranks: int, *, device: Optional[int] = None) -> None:
         if not 0 <= rank < nranks:
             raise InvalidError(f"rank {rank} out of range: the transport has {nranks} ranks")
         super().__init__(_c.Transport(rank=rank, nranks=nranks))
@@ -63,6 +76,9 @@ class Transport(AnyTransport):
         for name in ("send", "recv", "test"):
             setattr(self.table, name, self._guarded(kinds[name], getattr(self, "_" + name)))
         self.table.cancel = self.kept.callback(kinds["cancel"], self._cancel, 0)
+        if device is not None:
+            self.table.exchange = self._guarded(kinds["exchange"], self._exchange)
+            self.table.device = device
 
     # -- methods of a subclass --
 
@@ -73,6 +89,12 @@ class Transport(AnyTransport):
 
     def recv(self, origin: int, tag: int, data: memoryview) -> Any:
         """Starts to receive exactly as many bytes as `data` has from a rank and returns a request."""
+        raise NotImplementedError
+
+    def exchange(self, messages: Sequence[DeviceMessage]) -> Any:
+        """Starts to send and receive messages on the device, all at once, and returns one request. The messages between
+        two ranks in one call are those in one call of the other, in the same order. Several between two ranks have
+        the same order on both."""
         raise NotImplementedError
 
     def test(self, request: Any) -> bool:
@@ -111,6 +133,10 @@ class Transport(AnyTransport):
 
     def _recv(self, _: Any, origin: int, tag: int, data: int, nbytes: int, out: Any) -> None:
         self._keep(self.recv(origin, tag, bytes_at(data, nbytes)), out)
+
+    def _exchange(self, _: Any, n: int, messages: Any, out: Any) -> None:
+        given = [DeviceMessage(one.peer, one.tag, bool(one.sends), one.data, one.nbytes) for one in messages[:n]]
+        self._keep(self.exchange(given), out)
 
     def _test(self, _: Any, number: int, done: Any) -> None:
         done[0] = 0

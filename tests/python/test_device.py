@@ -1,9 +1,11 @@
 """Arrays in memory of a CUDA device, as objects with DLPack, on an emulator of a GPU that this test compiles."""
+import collections
 import ctypes as C
 import glob
 import os
 import subprocess
 import tempfile
+import threading
 import unittest
 
 import numpy
@@ -14,6 +16,7 @@ from reshard.memory import _DLTensor
 
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 driver = None
+context = C.c_void_p()
 
 
 def compile_emulator(directory):
@@ -34,7 +37,7 @@ def setUpModule():
     global driver
     with tempfile.TemporaryDirectory() as directory:
         driver = compile_emulator(directory)
-    context, device = C.c_void_p(), C.c_int()
+    device = C.c_int()
     assert not driver.cuInit(0) and not driver.cuDeviceGet(C.byref(device), 0)
     assert not driver.cuDevicePrimaryCtxRetain(C.byref(context), device)
     assert not driver.cuCtxPushCurrent_v2(context)
@@ -81,7 +84,77 @@ class OnDevice:
         return numpy.lib.stride_tricks.as_strided(base, self.shape, steps)
 
 
+class OnDeviceOnly(reshard.Transport):
+    """A transport between threads that takes memory of the device for tensors, and bytes for the rest."""
+
+    def __init__(self, rank, queues):
+        super().__init__(rank, 2, device=0)
+        self.queues, self.nexchanged = queues, 0
+
+    def _queue(self, sender, receiver, tag):
+        return self.queues[sender, receiver, tag]
+
+    def send(self, to, tag, data):
+        self._queue(self.rank, to, tag).append(bytes(data))
+        return []
+
+    def recv(self, origin, tag, data):
+        def put(found):
+            data[:] = found
+        return [(self._queue(origin, self.rank, tag), put)]
+
+    def exchange(self, messages):
+        received = []
+        self.nexchanged += len(messages)
+        for one in messages:
+            if one.sends:
+                copy = C.create_string_buffer(one.nbytes)
+                assert not driver.cuMemcpyDtoH_v2(copy, C.c_uint64(one.address), C.c_size_t(one.nbytes))
+                self._queue(self.rank, one.peer, one.tag).append(copy.raw)
+            else:
+                def put(found, address=one.address):
+                    assert not driver.cuMemcpyHtoD_v2(C.c_uint64(address), found, C.c_size_t(len(found)))
+                received.append((self._queue(one.peer, self.rank, one.tag), put))
+        return received
+
+    def test(self, request):
+        while request and request[0][0]:
+            queue, put = request.pop(0)
+            put(queue.popleft())
+        return not request
+
+
 class Devices(unittest.TestCase):
+    def test_transport(self):
+        """a transport that takes memory of the device"""
+        value = numpy.arange(64 * 48, dtype="f4").reshape(64, 48)
+        queues = collections.defaultdict(collections.deque)
+        transports = [OnDeviceOnly(rank, queues) for rank in range(2)]
+        cases = (("f32[64,48] : 2:S0 -> 2:S1", value[:32], value[:, :24], value[32:], value[:, 24:]),
+                 ("f32[64,48] : 2:P -> 2:R", value, 2 * value, value, 2 * value))
+        for problem, *parts in cases:
+            found, notes = [None, None], [None, None]
+
+            def live(rank, problem=problem, parts=parts, found=found, notes=notes):
+                driver.cuCtxPushCurrent_v2(context)
+                src, want = (numpy.ascontiguousarray(one) for one in parts[2 * rank:2 * rank + 2])
+                dst = OnDevice(numpy.zeros_like(want))
+                bound = reshard.bind(reshard.Plan(problem), transport=transports[rank], node=-1, max_nbytes=1,
+                                     timeout=20)
+                for _ in range(2):
+                    bound.run([OnDevice(src)], [dst])
+                found[rank], notes[rank] = numpy.array_equal(dst.values(), want), bound.describe()
+
+            threads = [threading.Thread(target=live, args=(rank,)) for rank in range(2)]
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+            self.assertEqual(found, [True, True], problem)
+            for note in notes:
+                self.assertRegex(note, "[12] sent from device memory by the transport, 0 packed")
+        self.assertTrue(all(one.nexchanged > 0 for one in transports))
+
     def test_moved(self):
         """a plan between arrays on a device and in host memory, any to any"""
         value = numpy.arange(37 * 53, dtype="f4").reshape(37, 53)

@@ -148,6 +148,44 @@ def a_group_without_the_host():
     del value
 
 
+def on_devices():
+    """Messages on devices, with memory of the host in their place: gloo is given what NCCL would be."""
+    me, other = dist.get_rank(), 1 - dist.get_rank()
+    saved = group.opened_device, group.device_tensor, bound.has_nccl
+    group.opened_device = lambda one: 3
+    group.device_tensor = lambda address, nbytes: torch.frombuffer(reshard.transport.bytes_at(address, nbytes),
+                                                                   dtype=torch.uint8)
+    bound.has_nccl = lambda one: True
+    try:
+        transport = rt.Group(devices=dist.group.WORLD)
+        assert transport.table.exchange and transport.table.device == 3
+        for nbytes in (1, 5000, 1 << 20):
+            out = [torch.full((nbytes,), 10 * k + me, dtype=torch.uint8) for k in range(2)]
+            into = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2)]
+            message = reshard.transport.DeviceMessage
+            request = transport.exchange([message(other, 4 * k, sends, one.data_ptr(), nbytes)
+                                          for sends, list_ in ((False, into), (True, out))
+                                          for k, one in enumerate(list_)])
+            assert not transport.test(request) and not transport.cancel(request)  # gloo is complete after a wait
+            for work in request.works:
+                work.wait()
+            request.works = []
+            assert transport.test(request)
+            assert [one.unique().tolist() for one in into] == [[other], [10 + other]]
+            assert transport.cancel(request)
+        assert not rt.Group().table.exchange
+        # Ranks of several hosts use it for tensors on CUDA devices, and nothing else does.
+        home = bound.home_of()
+        cuda = torch.device("cuda", 0)
+        assert home.transport_for(cuda) is home.transport
+        home._nodes = [0, 1]
+        assert home.transport_for(cuda) is not home.transport and home.transport_for(cuda).table.exchange
+        for devices in (None, torch.device("cpu"), [cuda]):
+            assert home.transport_for(devices) is home.transport
+    finally:
+        group.opened_device, group.device_tensor, bound.has_nccl = saved
+
+
 class Groups(unittest.TestCase):
     def test_messages(self):
         """chunks travel as messages, in rounds, beside those of the program"""
@@ -176,6 +214,10 @@ class Groups(unittest.TestCase):
     def test_layouts(self):
         """meshes and placements become layouts, and layouts meshes and placements"""
         worlds.run(4, layouts)
+
+    def test_devices(self):
+        """a group that sends memory of devices"""
+        worlds.run(2, on_devices)
 
     def test_no_host(self):
         """a group that cannot move memory of the host"""

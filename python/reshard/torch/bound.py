@@ -20,7 +20,7 @@ from ..carry import bind
 from ..errors import Error, InvalidError, MismatchError
 from ..plan import Plan
 from .layouts import mesh_ranks
-from .group import Group, check_initialized, forget_groups, has_host, is_made, made_group, ranks_of
+from .group import Group, check_initialized, forget_groups, has_host, has_nccl, is_made, made_group, ranks_of
 from .results import empty, free_kept
 
 MAX_PLANS = 256
@@ -124,10 +124,17 @@ class Pending:
             raise error
 
 
-class Home:
-    """The cache of one group. The group is opened when a plan sends something, or ranks compare something."""
+def is_cuda(devices: "Devices") -> bool:
+    """Returns whether all results of all ranks are on CUDA devices, which one device says for all ranks."""
+    return isinstance(devices, torch.device) and devices.type == "cuda"
 
-    def __init__(self, ranks: Sequence[int], open_group: Callable[[], Any], origin: Any = None) -> None:
+
+class Home:
+    """The cache of one group. The group is opened when a plan sends something, or ranks compare something. `devices` is
+    a group of the same ranks that may have NCCL."""
+
+    def __init__(self, ranks: Sequence[int], open_group: Callable[[], Any], origin: Any = None,
+                 devices: Any = None) -> None:
         self.ranks: Tuple[int, ...] = tuple(ranks)
         self.numbers: Dict[int, int] = {rank: number for number, rank in enumerate(self.ranks)}
         self.rank = self.numbers[dist.get_rank()]
@@ -138,6 +145,8 @@ class Home:
         self.readings: Dict[Hashable, Any] = {}  # of strided shards
         self._open_group = open_group
         self._transport: Optional[Group] = None
+        self._devices = None if devices is None else weakref.ref(devices)
+        self._device_transport: Optional[Group] = None
         self._nodes: Optional[List[int]] = None
         self._pending: Optional[Pending] = None
 
@@ -164,6 +173,16 @@ class Home:
         self.transport
         return self._nodes
 
+    def transport_for(self, devices: "Devices") -> Group:
+        """Collective the first time. The transport of plans whose results are on these devices: between hosts that of
+        NCCL, if the group has it. NCCL refuses ranks of one device, so ranks of one host never use it."""
+        transport, group = self.transport, None if self._devices is None else self._devices()
+        if self._nodes is None or not is_cuda(devices) or group is None or not has_nccl(group):
+            return transport
+        if self._device_transport is None:
+            self._device_transport = Group(self._open_group(), devices=group)
+        return self._device_transport
+
     @property
     def is_lost(self) -> bool:
         """Whether the group was destroyed, also if torch still has a reference to it."""
@@ -173,19 +192,19 @@ class Home:
         return group is None or (isinstance(group, dist.ProcessGroup)
                                  and group not in dist.distributed_c10d._world.pg_map)
 
-    def _bind(self, plan: Plan) -> Bound:
+    def _bind(self, plan: Plan, devices: "Devices") -> Bound:
         """Collective if ranks send something. The plan has the numbers of ranks of this group."""
         if plan.totals["nbytes_moved"] == 0 and plan.reduction.nterms == 1:
             return Bound(plan, self.rank, None)
         if self.nodes is not None:
             plan = Plan(plan.src, plan.dst, nodes=self.nodes)
-        return Bound(plan, self.rank, self.transport)
+        return Bound(plan, self.rank, self.transport_for(devices))
 
-    def _found(self, key: Hashable, make: Callable[[], Plan]) -> Bound:
+    def _found(self, key: Hashable, make: Callable[[], Plan], devices: "Devices") -> Bound:
         kept = self.alone if key in self.alone else self.bound
         found = kept.get(key)
         if found is None:
-            found = self._bind(make())
+            found = self._bind(make(), devices)
             kept = self.alone if found.exec is None else self.bound
             kept[key] = found
             self.nbytes += found.nbytes
@@ -200,7 +219,8 @@ class Home:
         """Collective if ranks send something. Runs the plan that is cached under the key, or a new one that `make`
         returns. The results are on a device, or each on its own one."""
         self.finish()
-        found = self._found(key, make)
+        key = (key, is_cuda(devices))
+        found = self._found(key, make, devices)
         made = found.new_arrays(devices)
         self._run(key, found, src, made)
         return made
@@ -209,7 +229,8 @@ class Home:
               devices: "Devices" = None) -> Tuple[List[torch.Tensor], Optional[Pending]]:
         """As `run`, but returns at once if ranks send something. Then the results are complete after `wait`."""
         self.finish()
-        found = self._found(key, make)
+        key = (key, is_cuda(devices))
+        found = self._found(key, make, devices)
         made = found.new_arrays(devices)
         if found.exec is None:
             self._run(key, found, src, made)
@@ -283,18 +304,18 @@ def _key_of(group: Optional[Any]) -> Hashable:
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise InvalidError("this rank is not in the process group")
     if not is_made(group) and not has_host(group):
-        return _key_of_ranks(tuple(sorted(dist.get_process_group_ranks(group))))
+        return _key_of_ranks(tuple(sorted(dist.get_process_group_ranks(group))), group)
     key = id(group)
     if key not in _homes:
         weak = weakref.ref(group)
-        _homes[key] = Home(ranks_of(group), weak, group)
+        _homes[key] = Home(ranks_of(group), weak, group, group)
         weakref.finalize(group, _leave, key)
     return key
 
 
-def _key_of_ranks(ranks: Tuple[int, ...]) -> Hashable:
+def _key_of_ranks(ranks: Tuple[int, ...], devices: Any = None) -> Hashable:
     if ranks not in _homes:
-        _homes[ranks] = Home(ranks, lambda: made_group(ranks))
+        _homes[ranks] = Home(ranks, lambda: made_group(ranks), devices=devices)
     return ranks
 
 

@@ -4,20 +4,23 @@
     exec = reshard.bind(plan, transport=reshard.torch.Group(mesh.get_group("tp")))
 
 Bytes are sent from host memory. For a group without a backend for host memory (NCCL only), a gloo group of the same
-ranks is created. Ranks of one host share memory, also that of CUDA devices, and use the group only to bind.
+ranks is created. Ranks of one host share memory, also that of CUDA devices, and use the group only to bind. Between
+hosts, `devices` sends tensors from memory of CUDA devices:
+
+    Group(group, devices=group)                                        a group of NCCL; gloo sends only small messages
 """
 from __future__ import annotations
 
 import threading
 import weakref
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from ..errors import InvalidError, PeerError, UnsupportedError
-from ..transport import Transport, bytes_at
+from ..transport import DeviceMessage, Transport, bytes_at
 
 # Tags of these messages: far from the tags of programs, and below the limit of MPI.
 TAG = 30000
@@ -30,6 +33,14 @@ def has_host(group: Any) -> bool:
         group._get_backend(torch.device("cpu"))
         return True
     except RuntimeError:
+        return False
+
+
+def has_nccl(group: Any) -> bool:
+    """Returns whether a group sends memory of CUDA devices by NCCL."""
+    try:
+        return str(group._get_backend(torch.device("cuda")).name()) == "nccl"
+    except (AttributeError, RuntimeError):
         return False
 
 
@@ -144,15 +155,43 @@ class _Request:
         self.error: Optional[BaseException] = None
 
 
+class _Batch:
+    """Messages on a device in progress. The tensors are views of memory of the library."""
+
+    def __init__(self, works: List[Any], tensors: List[torch.Tensor]) -> None:
+        self.works, self.tensors = works, tensors
+
+
+class _Span:
+    """Memory of a CUDA device, as torch.as_tensor takes it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def device_tensor(address: int, nbytes: int) -> torch.Tensor:
+    """Returns memory of a CUDA device as a tensor, not a copy."""
+    return torch.as_tensor(_Span(address, nbytes), device="cuda")
+
+
+def opened_device(group: Any) -> int:
+    """Collective. Connects the ranks of a group of NCCL, which else waits for all of them in its first messages.
+    Returns the current device."""
+    dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    return torch.cuda.current_device()
+
+
 class Group(Transport):
     """A process group as the transport of one process. Ranks are numbered as in the group. It does not keep the group
-    alive. Transports that use one group at the same time need different `tags`."""
+    alive. Transports that use one group at the same time need different `tags`. `devices` is a group of the same ranks
+    that sends memory of CUDA devices; then this is collective, and ranks must be on different devices."""
 
-    def __init__(self, group: Optional[Any] = None, *, tags: int = 0) -> None:
+    def __init__(self, group: Optional[Any] = None, *, tags: int = 0, devices: Optional[Any] = None) -> None:
         group = host_group(group)
-        super().__init__(group.rank(), group.size())
+        super().__init__(group.rank(), group.size(), device=None if devices is None else opened_device(devices))
         self.ranks: List[int] = ranks_of(group)  # in the world
         self._group = weakref.ref(group)
+        self._devices = None if devices is None else weakref.ref(devices)
         self._tag = TAG + NTAGS * tags
         self._asks = "gloo" not in _backend(group)
         self._idle: Deque[_Waiter] = deque()
@@ -185,7 +224,28 @@ class Group(Transport):
         request.work = self.group.recv([request.tensor], origin, self._tag + tag)
         return self._sent(request)
 
-    def test(self, request: _Request) -> bool:
+    def exchange(self, messages: Sequence[DeviceMessage]) -> _Batch:
+        group = None if self._devices is None else self._devices()
+        if group is None:
+            raise InvalidError("the process group has been destroyed")
+        tensors = [device_tensor(one.address, one.nbytes) for one in messages]
+        batch = [dist.P2POp(dist.isend if one.sends else dist.irecv, tensor, self.ranks[one.peer], group,
+                            self._tag + one.tag) for one, tensor in zip(messages, tensors)]
+        return _Batch(dist.batch_isend_irecv(batch), tensors)
+
+    def _test_batch(self, batch: _Batch) -> bool:
+        if not all(one.is_completed() for one in batch.works):
+            return False
+        try:
+            for one in batch.works:
+                one.wait()  # raises the error
+        except RuntimeError as error:
+            raise PeerError(f"the process group: {error}") from error
+        return True
+
+    def test(self, request: Union[_Request, _Batch]) -> bool:
+        if isinstance(request, _Batch):
+            return self._test_batch(request)
         if not (request.work.is_completed() if self._asks else request.done):
             return False
         if self._asks:
@@ -197,7 +257,9 @@ class Group(Transport):
             request.into = None
         return True
 
-    def cancel(self, request: _Request) -> bool:
+    def cancel(self, request: Union[_Request, _Batch]) -> bool:
+        if isinstance(request, _Batch):
+            return all(one.is_completed() for one in request.works)  # the device may still use the memory
         request.into = None  # a message that arrives later is ignored
         return True
 

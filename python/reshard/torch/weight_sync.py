@@ -96,13 +96,14 @@ def _converted(view: torch.Tensor, dtype: str) -> torch.Tensor:
 class _Update:
     """All jobs, bound to the memory of their tensors."""
 
-    def __init__(self, jobs: Sequence[_Job], home: Home, max_nbytes: int, timeout: float) -> None:
-        self._home = home
+    def __init__(self, jobs: Sequence[_Job], home: Home, max_nbytes: int, timeout: float,
+                 device: Optional[torch.device]) -> None:
+        self._home, self._transport = home, home.transport_for(device)
         plans = [job.plan(home.nodes) for job in jobs]
         src, dst = [job.src.views for job in jobs], [job.dst.views for job in jobs]
         single = len(plans) == 1
         self._exec: Exec = bind(plans, src=src[0] if single else src, dst=dst[0] if single else dst,
-                                transport=home.transport, max_nbytes=max_nbytes, timeout=timeout,
+                                transport=self._transport, max_nbytes=max_nbytes, timeout=timeout,
                                 names=[job.part.target for job in jobs])
         self._arrays = [[one for list_ in side for one in list_] for side in (src, dst)]
         self._pointers = [_c.pointers([one.data_ptr() if one.numel() else None for one in side])
@@ -113,13 +114,14 @@ class _Update:
         stream = memory.ordered(self._devices)
         if stream is not None:
             _c.lib.rsd_exec_set_stream(self._exec.handle, stream or None)
-        with self._home.transport.kept:
+        self._home.finish()
+        with self._transport.kept:
             _c.lib.rsd_exec_run(self._exec.handle, *self._pointers)
 
     def fail(self) -> None:
         """Makes the run fail on the other ranks too, which passing NULL does."""
         try:
-            with self._home.transport.kept:
+            with self._transport.kept:
                 _c.lib.rsd_exec_run(self._exec.handle, *[_c.pointers([None] * len(side)) for side in self._arrays])
         except Error:
             pass
@@ -166,6 +168,8 @@ class WeightSync:
             for side, tensors, layouts in (("source", self._source, source_layouts),
                                            ("target", self._target, target_layouts)):
                 own[side] = described(tensors, layouts or {}, self._home.numbers, self._rank)
+            own["on_cuda"] = all(local_tensor(one).device.type == "cuda" for tensors in (self._source, self._target)
+                                 for one in tensors.values())
             own["fuse"] = {name: [list(getattr(one, "names", one)), getattr(one, "dim", 0)]
                            for name, one in (fuse or {}).items()}
         except Exception as error:  # also those of a function that renames: all ranks must learn of it
@@ -180,7 +184,8 @@ class WeightSync:
         written = {job.part.target for job in self._jobs}
         self._versions = [local_tensor(tensor) for name, tensor in self._target.items() if name in written
                           and hasattr(torch.autograd.graph, "increment_version") and not tensor.is_inference()]
-        self._update = _Update(self._jobs, self._home, self._max_nbytes, timeout) if self._jobs else None
+        device = torch.device("cuda") if all(one["on_cuda"] for one in stated) else None
+        self._update = _Update(self._jobs, self._home, self._max_nbytes, timeout, device) if self._jobs else None
 
     def _check(self, stated: Sequence[Any]) -> None:
         for rank, one in enumerate(stated):
