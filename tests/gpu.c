@@ -1,5 +1,6 @@
 /* gpu.c - see gpu.h. Functions of the driver are found by their names. */
 #include "gpu.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <libgen.h>
@@ -226,6 +227,60 @@ void gpu_copy_async(void *to, const void *from, size_t nbytes, void *stream)
 {
     CALL("cuMemcpyAsync", (uint64_t, uint64_t, size_t, void *), (uint64_t)(uintptr_t)to,
          (uint64_t)(uintptr_t)from, nbytes, stream);
+}
+
+/* ---- kernels ---- */
+
+void *gpu_kernel_new(const char *source, const char *name)
+{
+    const char *sources[] = {source, NULL};
+    void *image = NULL, *module = NULL, *kernel = NULL;
+    int device = 0, major = 0, minor = 0;
+    CALL("cuDeviceGet", (int *, int), &device, 0);
+    CALL("cuDeviceGetAttribute", (int *, int, int), &major, 75, device);
+    CALL("cuDeviceGetAttribute", (int *, int, int), &minor, 76, device);
+    need((int)nvrtc_compile(sources, major, minor, &image), rsd_error());
+    CALL("cuModuleLoadData", (void **, const void *), &module, image);
+    CALL("cuModuleGetFunction", (void **, void *, const char *), &kernel, module, name);
+    rsd_free(image);
+    return kernel;
+}
+
+void gpu_launch(void *kernel, unsigned nblocks, void **parameters, void *stream)
+{
+    CALL("cuLaunchKernel",
+         (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+          void **, void **),
+         kernel, nblocks, 1, 1, 256, 1, 1, 0, stream, parameters, NULL);
+}
+
+/* ---- no memory ---- */
+
+enum { NTAKEN = 1 << 20, SMALLEST = 256 };
+static uint64_t *taken;
+static size_t ntaken;
+
+void gpu_take_memory(void)
+{
+    int (*alloc)(uint64_t *, size_t);
+    if (gpu_is_emulated()) {
+        setenv("EMULATED_DEVICE_NBYTES", "1", 1);
+        return;
+    }
+    *(void **)(void *)&alloc = find("cuMemAlloc_v2");
+    taken = calloc(NTAKEN, sizeof *taken);
+    for (size_t nbytes = (size_t)64 << 30; taken && nbytes >= SMALLEST; nbytes /= 2)
+        while (ntaken < NTAKEN && alloc(&taken[ntaken], nbytes) == 0)
+            ntaken++;
+}
+
+void gpu_release_memory(void)
+{
+    unsetenv("EMULATED_DEVICE_NBYTES");
+    while (ntaken > 0)
+        CALL("cuMemFree_v2", (uint64_t), taken[--ntaken]);
+    free(taken);
+    taken = NULL;
 }
 
 /* ---- arrays of the oracle ---- */

@@ -31,6 +31,14 @@ bool gpu_is_device_memory(const void *address);
 
 void gpu_copy_async(void *to, const void *from, size_t nbytes, void *stream);
 
+/* A kernel of this source, which NVRTC compiles, and a launch of it with 256 threads per block. Not emulated. */
+void *gpu_kernel_new(const char *source, const char *name);
+void gpu_launch(void *kernel, unsigned nblocks, void **parameters, void *stream);
+
+/* Takes all memory of the device, and releases it. */
+void gpu_take_memory(void);
+void gpu_release_memory(void);
+
 /* Arrays of the same sizes as those of the oracle, each of the kind that a bit pattern chooses. */
 struct gpu_memory {
     int64_t narrays;

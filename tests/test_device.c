@@ -153,10 +153,22 @@ static void refused(void)
     FAILS(RSD_EINVAL, "overlaps", rsd_exec_run(exec, from, inside));
     rsd_exec_free(exec);
 
+    CASE("without device memory a run fails, and the next exec works");
+    OK(rsd_bind_threads(plan, NULL, &exec));
+    gpu_take_memory();
+    rsd_status status = rsd_exec_run(exec, from, to);
+    gpu_release_memory();
+    CHECK(status == RSD_ENOMEM && strstr(rsd_error(), "cuMemAlloc"), "%s: %s",
+          rsd_status_name(status), rsd_error());
+    rsd_exec_free(exec);
+    OK(rsd_bind_threads(plan, NULL, &exec));
+    OK(rsd_exec_run(exec, from, to));
+    rsd_exec_free(exec);
+
     CASE("a forked process is refused");
     pid_t child = fork();
     if (child == 0) {
-        rsd_status status = rsd_bind_threads(plan, NULL, &exec);
+        status = rsd_bind_threads(plan, NULL, &exec);
         if (!status)
             status = rsd_exec_run(exec, from, to);
         _exit(status == RSD_EUNSUPPORTED && strstr(rsd_error(), "fork") ? 0 : 1);

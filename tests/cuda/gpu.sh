@@ -47,7 +47,7 @@ done
 good() {
     [ "$(timeout 120 mpirun --enable-recovery -np 4 "$build/asan/mpi/test_mpi_gpu" "$1" | tee /dev/stderr | grep -c '^good')" -ge "$2" ]
 }
-for scenario in moved:4 ordered:4 transport:4 killed:3; do
+for scenario in moved:4 ordered:4 transport:4 killed:3 no_memory:4 sticky:4; do
     [ -x "$build/asan/mpi/test_mpi_gpu" ] || break
     try "device memory that is ${scenario%:*}" good "${scenario%:*}" "${scenario#*:}"
 done
