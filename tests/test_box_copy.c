@@ -166,6 +166,62 @@ static void packs(struct random *random)
     }
 }
 
+/* A dtype of elements of some bytes, and one that they are converted to. */
+static void cast_of(size_t element_nbytes, rsd_dtype *from, rsd_dtype *to)
+{
+    static const rsd_dtype casts[][2] = {{RSD_U8, RSD_I64},
+                                         {RSD_BF16, RSD_F32},
+                                         {RSD_F32, RSD_BF16},
+                                         {RSD_C64, RSD_C128},
+                                         {RSD_C128, RSD_C64}};
+    for (size_t i = 0; i < sizeof casts / sizeof *casts; i++)
+        if (rsd_dtype_nbytes(casts[i][0]) == element_nbytes) {
+            *from = casts[i][0];
+            *to = casts[i][1];
+        }
+}
+
+static void converts(struct random *random)
+{
+    static struct array array;
+    static char raw[MAX_NBYTES], again[MAX_NBYTES], packed[8 * MAX_NBYTES],
+        expected[8 * MAX_NBYTES];
+    CASE("any elements of a packed form of another dtype are packed and unpacked");
+    for (int round = 0; round < NROUNDS; round++) {
+        struct copier copier = copier_level((int)random_below(random, copier_nlevels()));
+        bool column_major = random_below(random, 2);
+        struct loop loops[RSD_MAX_DIMS];
+        struct box box;
+        rsd_dtype from = (rsd_dtype)0, to = (rsd_dtype)0;
+        random_box(random, &box);
+        random_strides(random, &box, &array);
+        cast_of(box.element_nbytes, &from, &to);
+        if (!fits(&box, &array) || !from)
+            continue;
+        fill_array(&array, random);
+        struct packed_box form =
+            box_packed(box.ndim, box.len, element_of(from, to), array.strides, column_major, loops);
+        int64_t nelements = (int64_t)(box.nbytes / box.element_nbytes),
+                first = random_below(random, nelements),
+                count = random_below(random, nelements - first + 1);
+        size_t wide = rsd_dtype_nbytes(to), at = (size_t)first * wide, n = (size_t)count * wide;
+        CHECK(form.nbytes == (uint64_t)nelements * wide);
+        pack_elements(&box, array.strides, first_element(&array), column_major, raw);
+        memset(expected, 1, sizeof expected);
+        cast_elements(to, expected + at, from, raw + (size_t)first * box.element_nbytes, count);
+        memset(packed, 1, sizeof packed);
+        box_pack(&copier, &form, first_element(&array), at, n, packed + at);
+        CHECK(memcmp(packed, expected, sizeof packed) == 0, "packed, round %d", round);
+
+        for (size_t i = 0; i < n; i++)
+            packed[at + i] = (char)random_below(random, 256);
+        cast_elements(from, raw + (size_t)first * box.element_nbytes, to, packed + at, count);
+        box_unpack(&copier, false, &form, packed + at, at, n, first_element(&array));
+        pack_elements(&box, array.strides, first_element(&array), column_major, again);
+        CHECK(memcmp(again, raw, box.nbytes) == 0, "unpacked, round %d", round);
+    }
+}
+
 static void runs(struct random *random)
 {
     static struct array src, dst;
@@ -200,6 +256,7 @@ int main(void)
     struct random random = {12};
     copies(&random);
     packs(&random);
+    converts(&random);
     runs(&random);
     return tap_end();
 }

@@ -369,7 +369,9 @@ static rsd_status read_row_windows(struct source *source, uint64_t at, const str
                                    char *out, struct io_stats *stats)
 {
     struct row_window window = find_window(loops);
-    struct loops outer = *loops, inner = {.run = loops->run, .n = loops->n - window.first};
+    struct loops outer = *loops, inner = {.run = loops->run,
+                                          .element = loops->element,
+                                          .n = loops->n - window.first};
     struct copier copier = copier_best();
     int64_t index[MAX_LOOPS] = {0}, from = (int64_t)at, to = 0;
     bool split = window.turns > 1; /* the first of the inner loops is done in several windows */
