@@ -498,7 +498,8 @@ typedef enum rsd_rule {
                                 * that it has without the trainer and without wrappers. If it cannot
                                 * be told which part that is, rsd_rules_check fails with EINVAL,
                                 * unless rules of ONLY or STRIP_PREFIX choose */
-    RSD_RULE_CONFIG = 10,   /* PATH of the config.json of the model: presets do not cut its heads */
+    RSD_RULE_CONFIG = 10, /* PATH of the config.json of the model, or its text, which begins with {:
+                             * presets do not cut its heads */
     RSD_RULE_KV_HEADS = 11, /* "replicate": presets let ranks share a KV head, if there are more
                              * ranks than KV heads. Else such a mesh is a problem */
     RSD_RULE_HEADS = 12     /* N or N,K: the attention heads, and those of keys and values, instead

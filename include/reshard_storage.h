@@ -25,7 +25,7 @@ extern "C" {
  *
  * libcurl does the transfers. It is opened when the first path needs it: EUNSUPPORTED if it is not installed.
  * A storage has the credentials, the limits and the connections. Several checkpoints may use it at once. It
- * starts one thread. Without a storage, requests are not signed and the service is Amazon's.
+ * starts at most two threads. Without a storage, requests are not signed and the service is Amazon's.
  *
  * Only bytes that are needed are requested, ahead of their use, up to the limits on requests and memory.
  * Requests that fail for a passing reason (status 429 or 5xx, broken connections, short answers) are
@@ -95,6 +95,17 @@ typedef rsd_status rsd_on_upload(void *context, const char *path, const char *be
                                  const char *identifier);
 rsd_status rsd_storage_uploads(rsd_storage *storage, const char *path, int32_t remove,
                                rsd_on_upload *on_upload, void *context, int64_t *nuploads);
+
+/* Calls on_file with the name of each file that is directly in a directory, or below s3://BUCKET/PREFIX/. Behind
+ * https:// only the files by which a checkpoint is known are found. RSD_ENOENT: there is nothing at the path. */
+typedef rsd_status rsd_on_file(void *context, const char *name);
+rsd_status rsd_storage_list(rsd_storage *storage, const char *path, rsd_on_file *on_file,
+                            void *context);
+
+/* Reads a whole file, with a zero behind its last byte. *data is for rsd_free; if data is NULL, only the length is
+ * returned. RSD_ENOENT: there is no file at the path. RSD_ELIMIT: it has more than max_nbytes. */
+rsd_status rsd_storage_load(rsd_storage *storage, const char *path, int64_t max_nbytes, char **data,
+                            int64_t *nbytes);
 
 #ifdef __cplusplus
 }

@@ -421,6 +421,17 @@ static void fail_allocations(void)
     close(fd);
 }
 
+static void read_config_text(void)
+{
+    CASE("the text of a config instead of its path");
+    rsd_rules *rules = new_rules("2", NULL);
+    OK(rsd_rules_add(rules, RSD_RULE_CONFIG, "{\"num_attention_heads\": 4, \"other\": [1]}"));
+    CHECK(rsd_rules_add(rules, RSD_RULE_CONFIG, "{\"num_attention_heads\": ") != RSD_OK &&
+              strncmp(rsd_error(), "config.json: ", 13) == 0,
+          "%s", rsd_error());
+    rsd_rules_free(rules);
+}
+
 int main(void)
 {
     if (rsd_checkpoint_open(golden_path("fsdp2_adamw", "ckpt"), NULL, &checkpoint))
@@ -433,6 +444,7 @@ int main(void)
     report_problems();
     read_file();
     use_functions();
+    read_config_text();
     fail_allocations();
     rsd_checkpoint_close(checkpoint);
     folder_remove(directory);

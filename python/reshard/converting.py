@@ -21,11 +21,12 @@ from .local import Progress, Report
 from .proving import Source, opened
 from .rules import Cast, Heads, Names, Place, Places, Rename, Rules
 from .saving import Pathlike, compress_level
-from .storage import Storage, handle_for, is_url
+from .storage import Storage, handle_for, is_url, list_files, load_file
 from .transport import AnyTransport
 
 _REFLINKS = {"auto": _c.REFLINK_AUTO, "always": _c.REFLINK_ALWAYS, "never": _c.REFLINK_NEVER}
 _TORCH_ENDS = (".pt", ".pth", ".bin")  # of files that torch.save writes
+_MAX_CONFIG = 1 << 24
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
 
 
@@ -103,12 +104,13 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
             raise InvalidError("max_shard_size applies to output of whole tensors only, not to DCP")
         made = Rules(checkpoint, mesh=mesh, place=place, file=rules, preset=preset, default=default, only=only,
                      exclude=exclude, rename=rename, strip_prefix=strip_prefix, cast=cast, part=part,
-                     config=_config(checkpoint, side_files), heads=heads,
+                     config=_config(checkpoint, side_files, storage), heads=heads,
                      replicate_kv_heads=replicate_kv_heads, adapter=adapter)
         made.check()
         call = local.Call(progress, local.either("pool", pool, "threads", threads),
                           local.either("max_nbytes", max_nbytes, "max_memory", max_memory), transport, timeout)
-        call.io.contents.storage = handle_for(os.fspath(out), storage)
+        urls = [path for path in map(os.fspath, (out, *side_files)) if is_url(path)]
+        call.io.contents.storage = handle_for(urls[0] if urls else out, storage)
         files = [_c.path_bytes(path) for path in side_files]
         options = _c.ConvertOptions(
             format=FORMATS[format], max_shard_nbytes=local.size(max_shard_size), nranks=nranks,
@@ -148,7 +150,7 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
     if max_shard_size is None:
         max_shard_size = 0 if one_file else "5GB"
     with opened(source, storage) as checkpoint:
-        files = [] if one_file else _configs(checkpoint, config_from)
+        files = [] if one_file else _configs(checkpoint, config_from, storage)
         names = {os.path.basename(path) for path in files}
         if not one_file and not names & {"config.json", "adapter_config.json"}:
             warnings.warn(f"{os.fsdecode(out)} has no config.json, without which transformers builds a default model; "
@@ -188,36 +190,41 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
         return convert(
             checkpoint, out, format="safetensors", every_replica=True, mesh=mesh, place=place, rules=rules,
             preset=preset, default=default, heads=heads, replicate_kv_heads=replicate_kv_heads,
-            side_files=_configs(checkpoint, config_from), only=only, exclude=exclude,
+            side_files=_configs(checkpoint, config_from, storage), only=only, exclude=exclude,
             rename=rename, strip_prefix=strip_prefix, cast=cast, overwrite=overwrite, force=force, resume=resume,
             dry_run=dry_run, verify=verify, pool=pool, threads=threads, max_nbytes=max_nbytes, max_memory=max_memory,
             progress=progress, transport=transport, timeout=timeout, storage=storage, reflink=reflink,
             unchecked=unchecked, torch_places=torch_places)
 
 
-def _configs(checkpoint: Checkpoint, config_from: Optional[Pathlike]) -> List[str]:
+def _configs(checkpoint: Checkpoint, config_from: Optional[Pathlike], storage: Optional[Storage]) -> List[str]:
     """Returns the files to copy beside the weights."""
     directory = os.fspath(config_from) if config_from is not None else checkpoint.path
-    beside = os.path.join(directory, "huggingface")
-    return _side_files(beside if config_from is None and os.path.isdir(beside) else directory)
+    inner = [] if config_from is not None else _side_files(os.path.join(directory, "huggingface"), storage)
+    return inner or _side_files(directory, storage)
 
 
-def _config(checkpoint: Checkpoint, side_files: Sequence[Pathlike]) -> Optional[Pathlike]:
-    """Finds the config.json of the model."""
+def _config(checkpoint: Checkpoint, side_files: Sequence[Pathlike], storage: Optional[Storage]) -> Optional[Pathlike]:
+    """Finds the config.json of the model. Returns its path, or the text of one behind a URL."""
+    given = [os.fsdecode(one) for one in side_files if os.path.basename(os.fsdecode(one)) == "config.json"]
     if is_url(checkpoint.path):
-        return None
-    directory = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path)
-    parent = os.path.dirname(os.path.abspath(directory))
-    beside = [os.path.join(one, inner, "config.json") for one in (directory, parent) for inner in ("", "huggingface")]
-    given = [one for one in side_files if os.path.basename(os.fsdecode(one)) == "config.json"]
-    return next((one for one in (*given, *beside) if os.path.isfile(one)), None)
+        beside = [f"{checkpoint.path.rstrip('/')}/{inner}config.json" for inner in ("", "huggingface/")]
+    else:
+        directory = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path)
+        parent = os.path.dirname(os.path.abspath(directory))
+        beside = [os.path.join(one, inner, "config.json") for one in (directory, parent)
+                  for inner in ("", "huggingface")]
+    for path in (*given, *beside):
+        text = load_file(path, storage, _MAX_CONFIG) if is_url(path) else None
+        if text is not None:
+            return text.decode(errors="replace").strip()
+        if os.path.isfile(path):
+            return path
+    return None
 
 
-def _side_files(directory: str) -> List[str]:
+def _side_files(directory: str, storage: Optional[Storage]) -> List[str]:
     """Files beside the weights: config.json, tokenizer.json and the like."""
-    if not os.path.isdir(directory):
-        return []
-    names = [name for name in sorted(os.listdir(directory))
-             if name.endswith(_SIDE_ENDS) and not name.startswith(".") and "reshard-" not in name
-             and not name.endswith(".index.json")]
-    return [path for path in (os.path.join(directory, name) for name in names) if os.path.isfile(path)]
+    return [f"{directory.rstrip('/')}/{name}" for name in list_files(directory, storage)
+            if name.endswith(_SIDE_ENDS) and not name.startswith(".") and "reshard-" not in name
+            and not name.endswith(".index.json")]

@@ -14,7 +14,7 @@ import threading
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from . import _c, local
-from .errors import InvalidError
+from .errors import InvalidError, MissingFileError
 
 _SCHEMES = ("s3://", "https://", "http://")
 _STYLES = {None: 0, "path": 1, "host": 2}
@@ -128,6 +128,33 @@ _shared: Optional[Tuple[Any, Storage]] = None
 def is_url(path: Any) -> bool:
     """Whether a path leads to a storage."""
     return isinstance(path, str) and path.startswith(_SCHEMES)
+
+
+def list_files(path: str, storage: Optional[Storage]) -> List[str]:
+    """The names of the files that are directly in a directory or below a prefix; none if there is no such place."""
+    found: List[str] = []
+    kept = _c.Kept()
+    with kept:
+        try:
+            _c.lib.rsd_storage_list(handle_for(path, storage), _c.path_bytes(path),
+                                    kept.callback(_c.OnFile, lambda _, name: found.append(os.fsdecode(name))), None)
+        except (MissingFileError, InvalidError):
+            pass
+    return found
+
+
+def load_file(path: str, storage: Optional[Storage], max_nbytes: int) -> Optional[bytes]:
+    """The bytes of a file; None if it does not exist."""
+    data, nbytes = _c.Address(), _c.Int64()
+    try:
+        _c.lib.rsd_storage_load(handle_for(path, storage), _c.path_bytes(path), max_nbytes, C.byref(data),
+                                C.byref(nbytes))
+    except MissingFileError:
+        return None
+    try:
+        return C.string_at(data.value, nbytes.value)
+    finally:
+        _c.lib.rsd_free(data)
 
 
 def handle_for(path: Any, storage: Optional[Storage]) -> Optional[int]:

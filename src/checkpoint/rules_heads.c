@@ -69,16 +69,23 @@ rsd_status heads_read_config(rsd_rules *rules, const char *path)
 {
     struct bytes content = {0};
     struct json json = {0};
+    bool is_text = *path == '{'; /* the config itself, which may come from a bucket */
     if (rules->has_heads)
         return RSD_OK;
-    rsd_status status = read_config_file(path, &content);
+    rsd_status status = RSD_OK;
+    if (is_text)
+        bytes_put(&content, path, strlen(path));
+    else
+        status = read_config_file(path, &content);
+    if (!status && content.failed)
+        status = fail(RSD_ENOMEM, "out of memory");
     rules->nheads = rules->nkv_heads = 0;
     if (!status) {
         json_start(&json, (const char *)content.data, content.n);
         status = read_config_object(&json, rules, 0);
         json_drop(&json);
         if (status)
-            status = fail_in(status, "%s: ", path);
+            status = fail_in(status, "%s: ", is_text ? "config.json" : path);
     }
     bytes_drop(&content);
     return status;

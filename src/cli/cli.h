@@ -120,6 +120,8 @@ int input_check_files(const char *verb, const char *path, const rsd_checkpoint *
 /* ---- urls.c: paths that are URLs ---- */
 
 bool urls_is_url(const char *path);
+bool urls_is_listed(const char *path); /* a URL whose files can be listed */
+bool urls_is_root(const char *path);   /* a URL that is a bucket or a host */
 
 /* Returns the name of an option that all verbs have for URLs, with its hyphens; NULL: there are no more. */
 const char *urls_option_name(size_t index);
@@ -366,7 +368,8 @@ int estimate_print(const struct conversion *request, const rsd_checkpoint *in,
 /* Finds the configs and tokenizers that are copied along. Returns GO_ON or an exit code. */
 int side_files_find(struct conversion *request, const rsd_checkpoint *in);
 
-/* Returns the config.json of the model, which the caller frees; NULL: none is found. */
+/* Returns the path of the config.json of the model, or its text if that is a URL, which the caller frees. NULL: none is
+ * found. */
 char *side_files_find_config(const struct conversion *request);
 
 /* Notes what transformers will miss in the output of merge. */

@@ -1,7 +1,7 @@
 /* side_files.c - configs and tokenizers that go with the weights, so that transformers and PEFT load the result.
  *
  * They are looked for in the directory of --config-from; else in IN, in IN/huggingface, where verl puts them, and
- * beside IN. Files of subdirectories are copied when the output is in its place.
+ * beside IN. A server behind https:// does not list its files, so it is asked for known names. Files of subdirectories are copied when the output is in its place.
  */
 #include "cli.h"
 
@@ -36,37 +36,65 @@ static bool is_side_file(const char *name)
     return false;
 }
 
-/* Whether a file has one of the names of transformers and PEFT for such files. Others beside IN are not its own. */
+/* The names of transformers and PEFT for such files. */
+static const char *const known_names[] = {"config.json",
+                                          "generation_config.json",
+                                          "adapter_config.json",
+                                          "tokenizer.json",
+                                          "tokenizer.model",
+                                          "tokenizer_config.json",
+                                          "special_tokens_map.json",
+                                          "added_tokens.json",
+                                          "chat_template.json",
+                                          "chat_template.jinja",
+                                          "vocab.json",
+                                          "vocab.txt",
+                                          "merges.txt",
+                                          "spiece.model",
+                                          "preprocessor_config.json",
+                                          "processor_config.json",
+                                          NULL};
+
+/* Whether a file has a known name. Others beside IN are not its own. */
 static bool is_known_side_file(const char *name)
 {
-    static const char *const names[] = {"config.json",
-                                        "generation_config.json",
-                                        "adapter_config.json",
-                                        "tokenizer.json",
-                                        "tokenizer.model",
-                                        "tokenizer_config.json",
-                                        "special_tokens_map.json",
-                                        "added_tokens.json",
-                                        "chat_template.json",
-                                        "chat_template.jinja",
-                                        "vocab.json",
-                                        "vocab.txt",
-                                        "merges.txt",
-                                        "spiece.model",
-                                        "preprocessor_config.json",
-                                        "processor_config.json",
-                                        NULL};
-    for (const char *const *known = names; *known; known++)
+    for (const char *const *known = known_names; *known; known++)
         if (strcmp(name, *known) == 0)
             return true;
     return false;
 }
 
-static bool has_file(const char *directory, const char *name)
+static bool is_regular_file(const char *path)
 {
     struct stat about;
+    rsd_storage *storage;
+    int64_t nbytes;
+    if (urls_is_url(path))
+        return urls_open_storage(path, &storage) == RSD_OK &&
+               rsd_storage_load(storage, path, 0, NULL, &nbytes) == RSD_OK;
+    return stat(path, &about) == 0 && S_ISREG(about.st_mode);
+}
+
+static rsd_status ignore_name(void *context, const char *name)
+{
+    (void)context, (void)name;
+    return RSD_OK;
+}
+
+static bool has_entries(const char *path)
+{
+    struct stat about;
+    rsd_storage *storage;
+    if (!urls_is_url(path))
+        return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
+    return urls_is_listed(path) && urls_open_storage(path, &storage) == RSD_OK &&
+           rsd_storage_list(storage, path, ignore_name, NULL) == RSD_OK;
+}
+
+static bool has_file(const char *directory, const char *name)
+{
     char *path = cli_new_text("%s/%s", directory, name);
-    bool found = stat(path, &about) == 0;
+    bool found = is_regular_file(path);
     free(path);
     return found;
 }
@@ -84,29 +112,28 @@ static char *find_config_directory(const struct conversion *request, bool *besid
     if (request->config_from)
         return cli_new_text("%s", request->config_from);
     char *huggingface = cli_new_text("%s/huggingface", request->in);
-    if (has_file(huggingface, "."))
+    if (has_entries(huggingface))
         return huggingface;
     free(huggingface);
+    if (has_config(request->in) || urls_is_root(request->in))
+        return cli_new_text("%s", request->in);
     char *parent = cli_parent_path(request->in);
-    if (!has_config(request->in) && !urls_is_url(request->in) && has_config(parent)) {
-        *beside = true;
-        return parent;
-    }
     char *beside_huggingface = cli_new_text("%s/huggingface", parent);
-    free(parent);
-    if (!has_config(request->in) && has_config(beside_huggingface)) {
-        *beside = true;
-        return beside_huggingface;
-    }
-    free(beside_huggingface);
-    return cli_new_text("%s", request->in);
+    char *found = has_config(parent)               ? parent
+                  : has_config(beside_huggingface) ? beside_huggingface
+                                                   : NULL;
+    *beside = found != NULL;
+    if (found != parent)
+        free(parent);
+    if (found != beside_huggingface)
+        free(beside_huggingface);
+    return found ? found : cli_new_text("%s", request->in);
 }
 
 /* Takes a path over. One that is not a file is left out. */
 static void add_side_file(struct conversion *request, char *path)
 {
-    struct stat about;
-    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) {
+    if (!is_regular_file(path)) {
         free(path);
         return;
     }
@@ -143,21 +170,45 @@ static bool names_one_file(const char *out)
            cli_has_suffix(out, ".pth") || cli_has_suffix(out, ".bin");
 }
 
+/* A directory whose files are added. */
+struct side_search {
+    struct conversion *request;
+    const char *directory;
+    bool beside; /* only files with known names are taken */
+};
+
+static rsd_status take_side_file(void *context, const char *name)
+{
+    const struct side_search *search = context;
+    bool from = search->request->config_from != NULL;
+    if (search->beside ? is_known_side_file(name)
+                       : is_side_file(name) || (from && is_model_card(name)))
+        add_side_file(search->request, cli_new_text("%s/%s", search->directory, name));
+    return RSD_OK;
+}
+
+/* Adds the files of a directory, in any order. ENOENT: there is none. */
+static rsd_status search_side_files(struct side_search *search)
+{
+    rsd_storage *storage;
+    rsd_status status = urls_open_storage(search->directory, &storage);
+    if (status)
+        return status;
+    if (urls_is_url(search->directory))
+        search->request->io.storage = storage;
+    if (!urls_is_url(search->directory) || urls_is_listed(search->directory))
+        return rsd_storage_list(storage, search->directory, take_side_file, search);
+    for (const char *const *name = known_names; *name; name++)
+        take_side_file(search, *name);
+    return RSD_OK;
+}
+
 /* Adds the files of a directory. Returns GO_ON or an exit code. */
 static int list_side_files(struct conversion *request, const char *directory, bool beside)
 {
-    DIR *entries = opendir(directory);
-    if (!entries && request->config_from)
-        return cli_fail(request->verb, EXIT_USAGE, "--config-from %s: %s", directory,
-                        strerror(errno));
-    if (!entries)
-        return GO_ON; /* IN is one file. */
-    for (struct dirent *entry; (entry = readdir(entries));)
-        if (beside ? is_known_side_file(entry->d_name)
-                   : is_side_file(entry->d_name) ||
-                         (request->config_from && is_model_card(entry->d_name)))
-            add_side_file(request, cli_new_text("%s/%s", directory, entry->d_name));
-    closedir(entries);
+    struct side_search search = {request, directory, beside};
+    if (search_side_files(&search) && request->config_from)
+        return cli_fail(request->verb, EXIT_USAGE, "--config-from %s", rsd_error());
     if (request->nside_files > 1)
         qsort(request->side_files, request->nside_files, sizeof *request->side_files, by_path);
     if (beside && request->nside_files && !request->quiet)
@@ -211,10 +262,25 @@ char *side_files_find_config(const struct conversion *request)
 {
     bool beside;
     char *directory = find_config_directory(request, &beside);
-    char *path =
-        has_file(directory, "config.json") ? cli_new_text("%s/config.json", directory) : NULL;
+    char *path = cli_new_text("%s/config.json", directory), *text = NULL;
+    rsd_storage *storage;
+    int64_t n;
     free(directory);
-    return path;
+    if (!is_regular_file(path)) {
+        free(path);
+        return NULL;
+    }
+    if (!urls_is_url(path))
+        return path;
+    if (!urls_open_storage(path, &storage) &&
+        rsd_storage_load(storage, path, MAX_SIDE_NBYTES, &text, &n) == RSD_OK) {
+        char *config = cli_new_text("%s", text + strspn(text, " \t\r\n"));
+        rsd_free(text);
+        free(path);
+        return config;
+    }
+    free(path);
+    return NULL;
 }
 
 void side_files_note_missing(const struct conversion *request)
@@ -311,10 +377,10 @@ int side_files_copy_below(const struct conversion *request)
     const rsd_transport *transport = ranks_transport();
     if (!request->config_from || (transport && transport->rank > 0))
         return EXIT_YES;
-    if (!urls_is_url(request->out))
+    if (!urls_is_url(request->out) && !urls_is_url(request->config_from))
         return copy_directory(request, request->config_from, request->out, 0);
     if (!request->quiet)
-        cli_note(request->verb, "subdirectories of %s are not copied to a URL",
+        cli_note(request->verb, "subdirectories of %s are not copied from or to a URL",
                  request->config_from);
     return EXIT_YES;
 }

@@ -35,6 +35,18 @@ bool urls_is_url(const char *path)
            strncmp(path, "http://", 7) == 0;
 }
 
+bool urls_is_listed(const char *path)
+{
+    return strncmp(path, "s3://", 5) == 0;
+}
+
+bool urls_is_root(const char *path)
+{
+    const char *host = urls_is_url(path) ? strstr(path, "://") + 3 : NULL;
+    const char *slash = host ? strchr(host, '/') : NULL;
+    return host && (!slash || !slash[1]);
+}
+
 /* Returns how many arguments an option takes, itself included: 0 if it is another one, -1 if it lacks its
  * value. */
 static int take_url_option(char **argv, int left)

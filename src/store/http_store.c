@@ -17,7 +17,8 @@ static const char *const entry_names[] = {".metadata",
                                           "pytorch_model.bin"};
 enum { NENTRIES = sizeof entry_names / sizeof *entry_names };
 
-static const char *const file_ends[] = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json"};
+static const char *const file_ends[] = {".safetensors", ".pt",    ".pth", ".bin",  ".ckpt",
+                                        ".json",        ".model", ".txt", ".jinja"};
 
 static rsd_status copy_text(const char *from, size_t n, char **to)
 {

@@ -287,3 +287,54 @@ void storage_trim(rsd_storage *storage)
         mem_free(storage->kept[--storage->nkept]);
     pthread_mutex_unlock(&storage->lock);
 }
+
+/* ---- single files ---- */
+
+rsd_status rsd_storage_list(rsd_storage *storage, const char *path, rsd_on_file *on_file,
+                            void *context)
+{
+    struct store *store;
+    struct store_listing listing;
+    const char *file;
+    TRY(store_open(path, storage, &store, &file));
+    rsd_status status = store_list(store, "", &listing);
+    if (status)
+        status = fail_in(status, "%s: ", path);
+    for (size_t i = 0; !status && i < listing.n && !file; i++)
+        if (!listing.entries[i].directory)
+            status = on_file(context, listing.entries[i].base);
+    if (!status && file)
+        status = fail(RSD_EINVAL, "%s is not a directory", path);
+    store_listing_drop(&listing);
+    store_close(store);
+    return status;
+}
+
+rsd_status rsd_storage_load(rsd_storage *storage, const char *path, int64_t max_nbytes, char **data,
+                            int64_t *nbytes)
+{
+    struct store *store;
+    const char *name;
+    char *bytes = NULL;
+    uint32_t file;
+    uint64_t length = 0;
+    size_t n = 0;
+    TRY(store_open(path, storage, &store, &name));
+    if (!name) {
+        store_close(store);
+        return fail(RSD_ENOENT, "%s is not a file", path);
+    }
+    rsd_status status = store_add_file(store, (struct slice){name, strlen(name)}, &file);
+    if (!status)
+        status = store_stat(store, file, &length, NULL);
+    if (!status && data)
+        status = store_load(store, file, max_nbytes > 0 ? (uint64_t)max_nbytes : 0, &bytes, &n);
+    if (status)
+        status = fail_in(status, "%s: ", path);
+    store_close(store);
+    if (!status && data)
+        *data = bytes;
+    if (!status)
+        *nbytes = (int64_t)length;
+    return status;
+}
