@@ -63,3 +63,9 @@ bench-s3: $(BUILD)/libreshard.so $(BUILD)/venv-s3/ready
 	@tools/need.sh curl:curl
 	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/python RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so \
 	    $(S3_PYTHON) bench/bench_storage.py
+
+# A merge that shares extents on XFS, beside cp. Needs root.
+.PHONY: bench-reflink
+bench-reflink: $(BUILD)/reshard
+	@tools/need.sh mkfs.xfs:xfsprogs bc:bc
+	@RESHARD=$(CURDIR)/$(BUILD)/reshard BUILD=$(CURDIR)/$(BUILD) sh bench/bench_reflink.sh
