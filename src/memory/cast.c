@@ -94,23 +94,28 @@ static void store_number(rsd_dtype to, unsigned char *out, enum dtype_class from
 /* Converts n numbers, each so many bytes after the one before it. */
 typedef void cast_fn(char *dst, int64_t dst_stride, const char *src, int64_t src_stride, int64_t n);
 
-#define CAST_NUMBERS(in_type, out_type, convert, from_step, to_step)                               \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-        in_type x;                                                                                 \
-        memcpy(&x, src + i * (from_step), sizeof x);                                               \
-        out_type y = (out_type)convert(x);                                                         \
-        memcpy(dst + i * (to_step), &y, sizeof y);                                                 \
-    }
+/* Contiguous numbers are converted in batches of a fixed size, which the compiler turns into vectors. */
+enum { CAST_BATCH = 16 };
 
-/* Most numbers are contiguous, so that the compiler can convert several at once. */
 #define CAST_FLOATS(name, in_type, out_type, convert)                                              \
     static void name(char *dst, int64_t dst_stride, const char *src, int64_t src_stride,           \
                      int64_t n)                                                                    \
     {                                                                                              \
-        if (src_stride == sizeof(in_type) && dst_stride == sizeof(out_type))                       \
-            CAST_NUMBERS(in_type, out_type, convert, (int64_t)sizeof x, (int64_t)sizeof y)         \
-        else                                                                                       \
-            CAST_NUMBERS(in_type, out_type, convert, src_stride, dst_stride)                       \
+        int64_t i = 0;                                                                             \
+        in_type x[CAST_BATCH];                                                                     \
+        out_type y[CAST_BATCH];                                                                    \
+        if (src_stride == sizeof *x && dst_stride == sizeof *y)                                    \
+            for (; i + CAST_BATCH <= n; i += CAST_BATCH) {                                         \
+                memcpy(x, src + i * src_stride, sizeof x);                                         \
+                for (int k = 0; k < CAST_BATCH; k++)                                               \
+                    y[k] = (out_type)convert(x[k]);                                                \
+                memcpy(dst + i * dst_stride, y, sizeof y);                                         \
+            }                                                                                      \
+        for (; i < n; i++) {                                                                       \
+            memcpy(x, src + i * src_stride, sizeof *x);                                            \
+            y[0] = (out_type)convert(x[0]);                                                        \
+            memcpy(dst + i * dst_stride, y, sizeof *y);                                            \
+        }                                                                                          \
     }
 
 /* A NaN becomes a quiet one, as in every conversion of a float by the CPU. */
