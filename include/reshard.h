@@ -472,7 +472,7 @@ typedef struct rsd_totals {
     int64_t nbytes_crossed_least; /* lower bound of nbytes_crossed; -1: unknown (reductions) */
 } rsd_totals;
 
-/* ELIMIT: a total does not fit into 63 bits. */
+/* Computes the bytes and messages of a plan. ELIMIT: a total does not fit into 63 bits. */
 rsd_status rsd_plan_totals(const rsd_plan *plan, rsd_totals *totals);
 
 /* Totals of one rank. */

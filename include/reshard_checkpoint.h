@@ -51,7 +51,8 @@ typedef enum rsd_format {
     RSD_FORMAT_ORBAX = 7
 } rsd_format;
 
-/* Returns "dcp", "safetensors", "torch.save", "fsdp", "deepspeed", "megatron" or "orbax"; NULL if the format is invalid. */
+/* Returns "dcp", "safetensors", "torch.save", "fsdp", "deepspeed", "megatron" or "orbax"; NULL if the format is
+ * invalid. */
 const char *rsd_format_name(rsd_format format);
 
 typedef struct rsd_open_options {
@@ -87,7 +88,8 @@ typedef struct rsd_open_options {
     int64_t nheads, nkv_heads;
 } rsd_open_options;
 
-/* options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
+/* Opens a checkpoint, whose format is detected, and reads what it contains: names, shapes and offsets, but no tensor
+ * data. options may be NULL. ENOENT: the path, or a file that the checkpoint needs, does not exist. EFORMAT: the
  * path is not a checkpoint, or the checkpoint is damaged. */
 rsd_status rsd_checkpoint_open(const char *path, const rsd_open_options *options,
                                rsd_checkpoint **checkpoint);
@@ -111,19 +113,19 @@ typedef struct rsd_tensor_info {
     const char *path; /* in a nested state dict, as a JSON list; NULL: not known */
 } rsd_tensor_info;
 
-/* Tensors are numbered in the order of the file. */
+/* Return the number of tensors, and fill in a description of one. They are numbered in the order of the file. */
 int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint);
 rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index,
                                  rsd_tensor_info *tensor);
 
-/* EMISMATCH: the checkpoint has no tensor of this name. */
+/* Finds the number of a tensor by its name. EMISMATCH: there is none; the message names a similar one. */
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index);
 
-/* The layout of a tensor in the files: explicit boxes, whose rank is the number of the file. */
+/* Creates the layout of a tensor in the files: explicit boxes, whose rank is the number of the file. */
 rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index,
                                  rsd_layout **layout);
 
-/* rsd_checkpoint_file returns NULL if the index is invalid. */
+/* Return the number of files, and the name of one in the directory; NULL if the index is invalid. */
 int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index);
 
@@ -239,9 +241,9 @@ typedef struct rsd_load_options {
     const rsd_io *io;
 } rsd_load_options;
 
-/* options and report may be NULL. Several structs may be of one tensor. The structs lie struct_nbytes apart.
- * EMISMATCH before anything is read: a missing tensor, another shape or dtype, or an element that no file
- * has. */
+/* Loads tensors, or shards of them, into arrays of the caller. Only the bytes that are needed are read. options and
+ * report may be NULL. Several structs may be of one tensor. The structs lie struct_nbytes apart. EMISMATCH before
+ * anything is read: a missing tensor, another shape or dtype, or an element that no file has. */
 rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t ntensors, const rsd_tensor *tensors,
                     const rsd_load_options *options, rsd_report *report);
 
@@ -344,9 +346,12 @@ typedef struct rsd_convert_options {
     int32_t adapter; /* 1: whole tensors are in one file, named as PEFT names that of an adapter */
 } rsd_convert_options;
 
-/* options and report may be NULL. A path that ends in .safetensors is one file, and for torch.save one that ends
- * in .pt, .pth or .bin. EEXIST: the path exists, or an earlier run left its staging directory. ELIMIT: the file
- * system has less space than the output is known to need. ECANCELLED, EIO and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures leave nothing. */
+/* Writes the tensors of a checkpoint to files in another format or layout, within a memory budget. The output is at its
+ * path when it is complete. options and report may be NULL. A path that ends in .safetensors is one file, and for
+ * torch.save one that ends in .pt, .pth or .bin. EINVAL: the path is named like a file of another format. EEXIST: the
+ * path exists, or an earlier run left its staging directory. ELIMIT: the file system has less space than the output is
+ * known to need. ECANCELLED, EIO and ENOENT keep what is complete in OUT.reshard-part, for `resume`; other failures
+ * leave nothing. */
 rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_options *options,
                        rsd_report *report);
 
@@ -356,17 +361,18 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
  * format, the byte order of the file or the number of threads. It detects accidents, not attacks.
  */
 
-/* digests[i] is the digest of tensors[i]. If tensors is NULL: of all, in the order of the checkpoint. */
+/* Computes digests of stored tensors: digests[i] is that of tensors[i]. If tensors is NULL: of all, in the order of the
+ * checkpoint. */
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
                       const rsd_io *io, char (*digests)[RSD_DIGEST_NCHARS], rsd_report *report);
 
-/* digests[i] is the digest of tensors[i], in memory: the arrays of all ranks, or with a transport in io those of
- * this rank. Every element is read once, by the lowest rank that has it, and nothing is gathered. Arrays on a
- * CUDA device are read there. EMISMATCH: no array has some element. Since 0.2. */
+/* Computes digests of tensors in memory: digests[i] is that of tensors[i], the arrays of all ranks, or with a transport
+ * in io those of this rank. Every element is read once, by the lowest rank that has it, and nothing is gathered. Arrays
+ * on a CUDA device are read there. EMISMATCH: no array has some element. Since 0.2. */
 rsd_status rsd_digest_tensors(int64_t ntensors, const rsd_tensor *tensors, const rsd_io *io,
                               char (*digests)[RSD_DIGEST_NCHARS]);
 
-/* The digest of a dense row-major array in memory, of the host or of a CUDA device. */
+/* Computes the digest of a dense row-major array in memory, of the host or of a CUDA device. */
 rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
                             char digest[RSD_DIGEST_NCHARS]);
 
@@ -470,14 +476,14 @@ typedef struct rsd_rules_options {
     void *context;          /* of match and decide */
 } rsd_rules_options;
 
-/* options may be NULL. */
+/* Creates a set without rules, which keeps every tensor as it is. options may be NULL. */
 rsd_status rsd_rules_new(const rsd_rules_options *options, rsd_rules **rules);
 void rsd_rules_free(rsd_rules *rules); /* accepts NULL */
 
-/* The ranks to write for. Without a mesh, tensors stay whole. The mesh is shared. */
+/* Sets the ranks to write for. Without a mesh, tensors stay whole. The mesh is shared. */
 rsd_status rsd_rules_set_mesh(rsd_rules *rules, const rsd_mesh *mesh);
 
-/* Built-in placement rules, tried after all others: fsdp, hsdp, llama-tp, moe-tp, qwen-tp, gpt2-tp, bert-tp or
+/* Adds built-in placement rules, tried after all others: fsdp, hsdp, llama-tp, moe-tp, qwen-tp, gpt2-tp, bert-tp or
  * replicate. fsdp+llama-tp and so on also shard over the axes that are not for tensors. */
 rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name);
 
@@ -506,7 +512,7 @@ typedef enum rsd_rule {
                              * of those of CONFIG */
 } rsd_rule;
 
-/* EINVAL: the text is not valid for this kind of rule. */
+/* Adds a rule. EINVAL: the text is not valid for this kind of rule. */
 rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text);
 
 /* Adds the PLACE rules of a file, tried after those of rsd_rules_add: one EXPRESSION PLACEMENTS per line,

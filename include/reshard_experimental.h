@@ -77,7 +77,7 @@ typedef struct rsd_stash_usage {
     int64_t nbytes_received;   /* from other ranks */
 } rsd_stash_usage;
 
-/* Local. */
+/* Local. Returns how many buffers and bytes a stash keeps. */
 rsd_status rsd_stash_stats(const rsd_stash *stash, rsd_stash_usage *usage);
 
 /* ---- Items of a DCP checkpoint, for programs that plan the checkpoint and write its metadata -----------------------

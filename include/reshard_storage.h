@@ -71,11 +71,11 @@ typedef struct rsd_storage_options {
     double timeout;       /* seconds without data; 0: 30 */
 } rsd_storage_options;
 
-/* options may be NULL. EINVAL: an invalid option. EIO: a file of credentials cannot be read. Opens no
- * connection. */
+/* Creates a storage: credentials and limits for paths that are URLs. options may be NULL. EINVAL: an invalid option.
+ * EIO: a file of credentials cannot be read. Opens no connection. */
 rsd_status rsd_storage_new(const rsd_storage_options *options, rsd_storage **storage);
 
-/* A storage that is used by an open checkpoint stays until that is closed. */
+/* Frees a storage. One that is used by an open checkpoint stays until that is closed. */
 void rsd_storage_free(rsd_storage *storage);
 
 /* What went over the network so far. */

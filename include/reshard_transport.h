@@ -96,7 +96,8 @@ rsd_status rsd_transport_nodes(const rsd_transport *transport, int32_t *node_of)
  * thread; its memory may be used by any number of threads. */
 typedef struct rsd_arena rsd_arena;
 
-/* Local. ENOMEM: the machine, or a cgroup (version 2) of this process, has too little memory left. */
+/* Local. Allocates shared memory for arrays that other ranks of the host copy from. ENOMEM: the machine, or a cgroup
+ * (version 2) of this process, has too little memory left. */
 rsd_status rsd_arena_new(int64_t nbytes, rsd_arena **arena);
 
 /* Local. Returns memory for an array, aligned to 64 bytes. It takes a multiple of 64 bytes. ENOMEM: the arena is full.

@@ -73,6 +73,8 @@ undocumented() {
 }
 if has doxygen; then
     check "$(undocumented)" "" "every public function has a manual page with a description"
+    check "$(grep -l '<pre class="fragment">[*]\|^[*] ' "$prefix"/share/doc/reshard/html/*.html | head -n 3)" "" \
+        "examples in the HTML have no asterisks of comments"
     check "$(ls "$prefix"/share/man/man3/rsd_*.3 | wc -l | awk '{ print ($1 > 150) }')" 1 "they are many"
     html=$prefix/share/doc/reshard/html
     check "$(grep -c init_search "$html/index.html") $(grep -lq rsd_plan_new "$html"/search/*.js && echo found)" \

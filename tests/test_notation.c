@@ -138,6 +138,7 @@ static void syntax_errors(void)
          "column 14: unknown reduction 'median'; use one of sum, avg, min, max, product",
          RSD_EINVAL},
         {"f32[4] @ 2:P(prodct)", "did you mean 'product'?", RSD_EINVAL},
+        {"f32[4] @ 2:P(mena)", "did you mean 'mean'?", RSD_EINVAL},
         {"f32[4] @ 2x2:P(min),P(max)",
          "column 14: mesh axis 1 is P(max), but an axis before it is P(min)", RSD_EINVAL},
         {"f32[4] @ 2 ranks=0,0:S0", "column 10: mesh has rank 0 twice", RSD_EINVAL},

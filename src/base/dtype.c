@@ -108,7 +108,11 @@ rsd_status rsd_reduce_parse(const char *name, rsd_reduce *reduce)
             *reduce = (rsd_reduce)i;
             return RSD_OK;
         }
-    return text_unknown("reduction", name, NREDUCTIONS, reductions);
+    const char *words[NREDUCTIONS + 2];
+    memcpy(words, reductions, sizeof reductions);
+    words[NREDUCTIONS] = "mean";
+    words[NREDUCTIONS + 1] = "prod";
+    return text_unknown("reduction", name, NREDUCTIONS + 2, words);
 }
 
 enum dtype_class dtype_class(rsd_dtype dtype)

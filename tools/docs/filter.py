@@ -60,8 +60,8 @@ def group_named(title):
 
 
 def comment_of(lines):
-    """Returns a comment of Doxygen."""
-    return "/** " + "\n * ".join(lines) + "\n */\n"
+    """Returns a comment of Doxygen. Its lines have no asterisks, which verbatim text would keep."""
+    return "/** " + "\n".join(lines) + "\n */\n"
 
 
 def units(text):
