@@ -230,14 +230,14 @@ static void late_to_run(struct rank *rank, void *context)
     const void *src = from;
     void *dst = to;
     rsd_exchange_options options = {.struct_nbytes = sizeof options,
-                                    .timeout = 0.4,
+                                    .timeout = 2,
                                     .node = (int64_t)(uintptr_t)context - 1,
                                     .names = names};
     const rsd_plan *plans[] = {gathering};
     NEED_OK(rank, rsd_bind_transport(1, plans, NULL, &rank->transport, &options, &exec));
     if (rank->rank != ODD) {
         NEED_FAILS(rank, RSD_ETIMEOUT,
-                   "timed out after 0.4 s: rank 1 has not entered the call "
+                   "timed out after 2 s: rank 1 has not entered the call "
                    "(layers.0.weight, rank ",
                    rsd_exec_run(exec, &src, &dst));
         NEED_FAILS(rank, RSD_EINVAL, "can only be freed", rsd_exec_run(exec, &src, &dst));
@@ -249,8 +249,8 @@ static void late_to_bind(struct rank *rank, void *context)
 {
     rsd_exec *exec = NULL;
     if (rank->rank != ODD)
-        NEED_FAILS(rank, RSD_ETIMEOUT, "timed out after 0.4 s: rank 1 has not entered the call",
-                   bind_one(rank, gathering, NULL, (int64_t)(uintptr_t)context - 1, 0.4, &exec));
+        NEED_FAILS(rank, RSD_ETIMEOUT, "timed out after 2 s: rank 1 has not entered the call",
+                   bind_one(rank, gathering, NULL, (int64_t)(uintptr_t)context - 1, 2, &exec));
 }
 
 int main(void)
