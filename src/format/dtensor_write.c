@@ -386,7 +386,7 @@ static rsd_status check_layout(const struct manifest *manifest, size_t index, co
     if (!layout->mesh || layout->mesh->nranks != manifest->nranks)
         return fail(RSD_EUNSUPPORTED, "files of FSDP need placements on a mesh of all %lld ranks",
                     (long long)manifest->nranks);
-    if (layout->mesh != mesh && !same_mesh(layout->mesh, mesh))
+    if (layout->mesh != mesh && (!mesh || !same_mesh(layout->mesh, mesh)))
         return fail(RSD_EUNSUPPORTED, "files of FSDP have one mesh for all tensors");
     for (int32_t a = 0; a < layout->mesh->naxes; a++) {
         rsd_kind kind = layout->placements[a].kind;
