@@ -56,6 +56,7 @@ struct cuda_place cuda_find_place(const void *address)
 
 /* ---- devices ---- */
 
+/* Reads what is needed to know of a device, and retains its primary context. */
 static rsd_status open_context(const struct driver *cu, int ordinal, struct cuda_device *device)
 {
     device->cu = cu;
@@ -155,6 +156,7 @@ void cuda_memory_free(struct cuda_device *device, char *memory)
 
 /* ---- kernels ---- */
 
+/* Compiles a kernel for the device, and loads it. Requires the context of the device. */
 static rsd_status load_kernel(struct cuda_device *device, enum kernel_id id)
 {
     const struct driver *cu = device->cu;

@@ -25,6 +25,7 @@ static rsd_status start_queue(struct cuda_queue *queue)
     return RSD_OK;
 }
 
+/* Frees a queue that is not kept for the next user. */
 static void destroy_queue(struct cuda_queue *queue)
 {
     const struct driver *cu = queue->device->cu;
@@ -284,6 +285,7 @@ static void put_tables(const struct cuda_ops *tables, char *at, cu_address devic
     launch->sum_tiles = number_sums(sums, tables->nsums);
 }
 
+/* Launches a kernel over so many tiles; 0: nothing is launched. */
 static rsd_status launch_kernel(struct cuda_queue *queue, enum kernel_id id, int64_t ntiles,
                                 void **parameters)
 {
@@ -361,6 +363,7 @@ static rsd_status put_addresses(struct cuda_queue *queue, const void *const *arr
     return RSD_OK;
 }
 
+/* Copies tables and addresses into the ring of pinned memory, and launches what they list. */
 static rsd_status run_from_ring(struct cuda_queue *queue, const struct cuda_ops *tables,
                                 const void *const *arrays, size_t narrays)
 {
@@ -393,6 +396,7 @@ struct cuda_program {
     size_t narrays;
 };
 
+/* Copies the tables of a program to the device, where they stay. */
 static rsd_status upload_tables(struct cuda_program *program, const struct cuda_ops *tables)
 {
     const struct driver *cu = program->device->cu;

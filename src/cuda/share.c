@@ -119,6 +119,7 @@ static rsd_status find_mapping(const struct driver *cu, cu_address address, cu_a
     return RSD_OK;
 }
 
+/* Exports the mappings of the virtual memory interface that a range lies in, as descriptors. */
 static rsd_status export_pieces(const struct driver *cu, cu_address address, size_t nbytes,
                                 struct cuda_piece_list *list)
 {
@@ -170,6 +171,7 @@ static rsd_status find_handle(const struct driver *cu, cu_address address, struc
     return RSD_OK;
 }
 
+/* Exports the allocation that a range lies in, or its mappings if it has no handle. */
 static rsd_status export_range(const struct driver *cu, cu_address address, size_t nbytes,
                                struct cuda_piece_list *list)
 {
@@ -230,6 +232,7 @@ static int copy_descriptor(int32_t pid, int32_t fd)
     return copied;
 }
 
+/* Maps a descriptor of another process behind the pieces that are mapped already. */
 static rsd_status map_piece(struct cuda_mapping *mapping, const struct cuda_piece *piece)
 {
     const struct driver *cu = mapping->device->cu;
@@ -249,6 +252,7 @@ static rsd_status map_piece(struct cuda_mapping *mapping, const struct cuda_piec
     return RSD_OK;
 }
 
+/* Maps all pieces of a range one after the other, so that its addresses are contiguous. */
 static rsd_status map_pieces(struct cuda_mapping *mapping, const struct cuda_piece *pieces,
                              size_t n)
 {

@@ -99,6 +99,7 @@ void device_run_free(struct device_run *run)
     mem_free(run);
 }
 
+/* Makes what is kept between runs: arrays, a queue, and the programs of all stages. */
 static rsd_status new_device_run(int ordinal, const struct program *program,
                                  const struct run_arrays *arrays, struct device_run **out)
 {

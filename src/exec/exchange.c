@@ -269,6 +269,7 @@ static const char *exchange_describe(const rsd_exec *exec)
     return x->on_device && x->device ? exchange_device_note(x) : x->note;
 }
 
+/* Frees an exec between ranks, but memory that the transport may still use. */
 static void exchange_free(rsd_exec *exec)
 {
     struct exchange *x = (struct exchange *)exec;

@@ -28,6 +28,7 @@ struct rounds {
 
 /* ---- life ---- */
 
+/* Returns whether a message goes by rounds: to another host, and its terms are whole elements. */
 static bool joins_rounds(const struct exchange *x, const struct channel *channel)
 {
     return !channel->host && (!channel->message->reduce || x->terms_align);
@@ -148,6 +149,7 @@ static rsd_status is_round_ready(struct exchange *x, struct rounds *rounds, bool
     return RSD_OK;
 }
 
+/* Lists the chunks that this round sends and receives, in the order of the channels, and returns their number. */
 static size_t list_messages(struct exchange *x, struct rounds *rounds)
 {
     uint64_t number = rounds->started;
@@ -169,6 +171,7 @@ static size_t list_messages(struct exchange *x, struct rounds *rounds)
     return n;
 }
 
+/* Starts the messages of the next round, if its buffers are free and packed. */
 static rsd_status exchange_round(struct exchange *x, struct rounds *rounds, bool *moved)
 {
     bool ready;
@@ -185,6 +188,7 @@ static rsd_status exchange_round(struct exchange *x, struct rounds *rounds, bool
     return RSD_OK;
 }
 
+/* Finds whether the oldest round in progress is sent and received. */
 static rsd_status receive_round(struct exchange *x, struct rounds *rounds, bool *moved)
 {
     struct round_group *group = &rounds->groups[rounds->finished % NBUFFERS];
@@ -221,6 +225,7 @@ static rsd_status unpack_round(struct exchange *x, struct rounds *rounds, bool *
     return RSD_OK;
 }
 
+/* Frees the buffers of a round whose chunks are unpacked. */
 static rsd_status clear_round(struct exchange *x, struct rounds *rounds, bool *moved)
 {
     bool done;

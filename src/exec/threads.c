@@ -211,6 +211,7 @@ static rsd_status start_on_device(struct threads_exec *x, bool *pageable)
     return device_run_start(&x->device, device, &x->program, &x->arrays, x->exec.stream, pageable);
 }
 
+/* Runs, and waits unless a stream of the caller orders the run. */
 static rsd_status threads_run(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
@@ -225,6 +226,7 @@ static rsd_status threads_run(rsd_exec *exec, const void *const *src, void *cons
     return RSD_OK;
 }
 
+/* Starts a run on the threads of the pool, or on a device. */
 static rsd_status threads_start(rsd_exec *exec, const void *const *src, void *const *dst)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
@@ -238,6 +240,7 @@ static rsd_status threads_start(rsd_exec *exec, const void *const *src, void *co
     return RSD_OK;
 }
 
+/* Waits for the run that threads_start has started. */
 static rsd_status threads_wait(rsd_exec *exec)
 {
     struct threads_exec *x = (struct threads_exec *)exec;
