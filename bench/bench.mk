@@ -40,8 +40,8 @@ bench-cuda: $(BUILD)/bench_cuda $(BUILD)/libreshard.so
 	    $(CUDA_PYTHON) bench/bench_torch_cuda.py
 
 $(BUILD)/bench_cuda: ALL_CPPFLAGS += -Itests
-$(BUILD)/bench_cuda: $(BUILD)/mpi/bench/cuda/bench_cuda.o $(BUILD)/obj/tests/gpu.o \
-        $(BUILD)/libreshard_mpi.a $(BUILD)/libreshard.a
+# With the object files of the library, since tests/gpu.c compiles kernels with its functions for NVRTC.
+$(BUILD)/bench_cuda: $(BUILD)/mpi/bench/cuda/bench_cuda.o $(BUILD)/obj/tests/gpu.o $(BUILD)/libreshard_mpi.a $(LIB_OBJ)
 	@echo "  link  $@"
 	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
