@@ -4,6 +4,7 @@ All ranks use one GPU. Each case is a world of processes, which are forked befor
 import gc
 import itertools
 import os
+import time
 import unittest
 
 import torch
@@ -21,6 +22,7 @@ import test_weight_sync
 import worlds
 from moves import P, Problem, check, expected, mesh_over, number
 from reshard.proving import digest_array
+from reshard.transport import DeviceMessage
 from tensors import R, S0, S1, dtensor, same, truth
 
 KIND = "cuda"
@@ -153,6 +155,26 @@ def of_nccl():
     dist.barrier = lambda: None  # of the world, by NCCL
 
 
+def messages_by_nccl():
+    """Memory of the device as NCCL takes it, from one rank to itself: two ranks need two GPUs."""
+    store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
+    dist.destroy_process_group()
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    transport = rt.Group(devices=dist.group.WORLD)
+    assert transport.table.exchange and transport.table.device == torch.cuda.current_device()
+    out = [torch.arange(nbytes, device="cuda").to(torch.uint8) for nbytes in (1, 5000, 1 << 20)]
+    into = [torch.zeros_like(one) for one in out]
+    torch.cuda.synchronize()
+    request = transport.exchange([DeviceMessage(0, 0, sends, one.data_ptr(), one.numel())
+                                  for sends, list_ in ((False, into), (True, out)) for one in list_])
+    until = time.monotonic() + 30
+    while not transport.test(request):
+        assert time.monotonic() < until, "NCCL does not complete"
+    torch.cuda.synchronize()
+    assert all(same(a.cpu(), b.cpu()) for a, b in zip(out, into)) and transport.cancel(request)
+    dist.barrier = lambda: None  # of the world, by NCCL
+
+
 def in_one_process():
     """Plans, digests and DLPack; results are on the GPU."""
     value = number((37, 53), 1).cuda()
@@ -259,6 +281,10 @@ class Devices(unittest.TestCase):
     def test_nccl(self):
         """a process group of NCCL alone"""
         worlds.run(2, of_nccl)
+
+    def test_nccl_messages(self):
+        """messages on the device by NCCL"""
+        worlds.run(1, messages_by_nccl)
 
     def test_one_process(self):
         """plans, digests and DLPack in one process"""
