@@ -165,10 +165,44 @@ static rsd_status take_cut_order(const struct pickle_tree *tree, pickle_node ord
     return RSD_OK;
 }
 
-/* Makes the layout that mesh and placements describe, on ranks in row-major order of the mesh. */
+/* Finds the order of cutting that strided shards state: each is cut after the later axes whose counts have its factor as
+ * product. FSDP2 over tensor parallelism means that, also where sizes do not divide. Returns false if there is none. */
+static bool find_strided_order(const struct rank_mesh *mesh, const rsd_placement *placements,
+                               int32_t ndim, struct cut_order *out)
+{
+    bool strided = false;
+    int32_t total = 0;
+    *out = (struct cut_order){.other = true};
+    for (int32_t d = 0; d < ndim; d++) {
+        int32_t *order = out->axes + total, n = 0;
+        for (int32_t a = mesh->naxes - 1; a >= 0; a--) {
+            int64_t product = 1, factor = 1;
+            int32_t at = 0;
+            if (placements[a].kind == RSD_REPLICATE || placements[a].dim != d)
+                continue;
+            if (placements[a].kind == RSD_STRIDED) {
+                factor = placements[a].factor;
+                strided = true;
+            }
+            while (at < n && product < factor)
+                product *= mesh->counts[order[at++]];
+            if (product != factor)
+                return false;
+            memmove(order + at + 1, order + at, (size_t)(n - at) * sizeof *order);
+            order[at] = a;
+            n++;
+        }
+        out->naxes[d] = n;
+        total += n;
+    }
+    return strided;
+}
+
+/* Makes the layout that mesh and placements describe, on ranks in row-major order of the mesh. *by_order: strided shards
+ * may state an order of cutting; false after the call: they do not. */
 static rsd_status make_spec_layout(const struct pickle_tree *tree, pickle_node spec,
                                    const struct rank_mesh *in, const struct rank_tensor *tensor,
-                                   rsd_layout **layout)
+                                   bool *by_order, rsd_layout **layout)
 {
     pickle_node list = pickle_attribute(tree, spec, "placements");
     rsd_placement placements[RSD_MAX_AXES] = {{0}};
@@ -184,6 +218,10 @@ static rsd_status make_spec_layout(const struct pickle_tree *tree, pickle_node s
                        tensor->ndim, &order));
     if (in->naxes < 1)
         return dtensor_fail_mesh("has no axes");
+    struct cut_order strided;
+    *by_order = *by_order && find_strided_order(in, placements, tensor->ndim, &strided);
+    if (*by_order)
+        order = strided;
     TRY(rsd_mesh_new(in->naxes, in->counts, NULL, NULL, &mesh));
     rsd_status status =
         order.other
@@ -257,7 +295,15 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
             return dtensor_fail_mesh("has too many ranks");
         position = position * mesh->counts[a] + mesh->coordinates[a];
     }
-    TRY(make_spec_layout(tree, spec, mesh, out, &layout));
+    bool by_order = true;
+    int64_t local_shape[RSD_MAX_DIMS];
+    TRY(make_spec_layout(tree, spec, mesh, out, &by_order, &layout));
+    layout_array_shape(layout, position, local_shape);
+    if (by_order && !same_shape(view.ndim, view.shape, layout->ndim, local_shape)) {
+        rsd_layout_free(layout);
+        by_order = false;
+        TRY(make_spec_layout(tree, spec, mesh, out, &by_order, &layout));
+    }
     rsd_status status = add_local_boxes(layout, position, &view, &array, out);
     rsd_layout_free(layout);
     return status;

@@ -168,6 +168,31 @@ static uint32_t mesh_axes(const struct dtensor_pickle *pickle, const rsd_layout 
     return sharding_axes(layout) | (all & ~pickle->sharding);
 }
 
+/* Returns the factor of a strided shard; 1: the shard is not strided. An axis that cuts a dim after later axes is
+ * strided by the product of their counts, as FSDP2 has it over tensor parallelism. */
+static int64_t split_factor(const rsd_layout *layout, int32_t axis)
+{
+    const rsd_placement *placement = &layout->placements[axis];
+    int64_t factor = placement->kind == RSD_STRIDED ? placement->factor : 1;
+    for (int32_t i = 0; layout->ordered && i < layout->naxes_of[placement->dim]; i++) {
+        int32_t before = layout->axes_of[placement->dim][i];
+        if (before == axis)
+            break;
+        if (before > axis)
+            factor *= layout->mesh->counts[before];
+    }
+    return factor;
+}
+
+static bool is_strided(const rsd_layout *layout)
+{
+    bool strided = false;
+    for (int32_t a = 0; a < layout->mesh->naxes; a++)
+        strided = strided || layout->placements[a].kind == RSD_STRIDED ||
+                  (is_sharded_on(layout, a) && split_factor(layout, a) > 1);
+    return strided;
+}
+
 /* Writes the placement of a tensor on each axis of its mesh. */
 static void put_placements(struct bytes *out, const rsd_layout *layout, uint32_t axes)
 {
@@ -183,12 +208,14 @@ static void put_placements(struct bytes *out, const rsd_layout *layout, uint32_t
             pickle_write_op(out, ")\x81}b");
             continue;
         }
-        start_object(out, module, placement->kind == RSD_STRIDED ? "_StridedShard" : "Shard");
+        int64_t factor = split_factor(layout, a);
+        bool strided = placement->kind == RSD_STRIDED || factor > 1;
+        start_object(out, module, strided ? "_StridedShard" : "Shard");
         dtensor_put_text(out, "dim");
         pickle_write_int(out, placement->dim);
-        if (placement->kind == RSD_STRIDED) {
+        if (strided) {
             dtensor_put_text(out, "split_factor");
-            pickle_write_int(out, placement->factor);
+            pickle_write_int(out, factor);
         }
         pickle_write_op(out, "ub");
     }
@@ -204,9 +231,7 @@ static int64_t axis_number(uint32_t axes, int32_t axis)
 /* Writes the axes that cut each dim, in the order of cutting. Strided shards say it themselves. */
 static void put_shard_order(struct bytes *out, const rsd_layout *layout, uint32_t axes)
 {
-    bool strided = false;
-    for (int32_t a = 0; a < layout->mesh->naxes; a++)
-        strided = strided || layout->placements[a].kind == RSD_STRIDED;
+    bool strided = is_strided(layout);
     dtensor_put_text(out, "shard_order");
     pickle_write_op(out, strided ? "N" : "(");
     for (int32_t d = 0; d < layout->ndim && !strided; d++) {

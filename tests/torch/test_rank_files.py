@@ -48,9 +48,9 @@ def save_placements(folder, shape, seed):
 
 
 class Net(nn.Module):
-    def __init__(self, tied):
+    def __init__(self, tied, wide=12):
         super().__init__()
-        self.embed, self.up, self.down = nn.Embedding(13, 8), nn.Linear(8, 12), nn.Linear(12, 8, bias=False)
+        self.embed, self.up, self.down = nn.Embedding(13, 8), nn.Linear(8, wide), nn.Linear(wide, 8, bias=False)
         self.head, self.few = nn.Linear(8, 13, bias=False), nn.Parameter(torch.randn(2, 5))
         self.register_buffer("table", torch.randn(3, 2))
         if tied:
@@ -61,9 +61,9 @@ class Net(nn.Module):
         return self.head(self.down(torch.relu(self.up(self.embed(index))))) + self.few.sum()
 
 
-def save_fsdp2(folder, shape, names, tp, tied, groups):
+def save_fsdp2(folder, shape, names, tp, tied, groups, wide=12):
     torch.manual_seed(3)
-    net, mesh = Net(tied), init_device_mesh("cpu", shape, mesh_dim_names=names)
+    net, mesh = Net(tied, wide), init_device_mesh("cpu", shape, mesh_dim_names=names)
     if tp:
         parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         mesh = mesh[names[0]]
@@ -78,7 +78,7 @@ def save_fsdp2(folder, shape, names, tp, tied, groups):
         optimizer = torch.optim.AdamW([{"params": first}, {"params": last, "lr": 0.5}], foreach=False)
     else:
         optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
-    for _ in range(2):
+    for _ in range(0 if wide % 2 else 2):  # torch does not multiply parts of different widths
         net(torch.randint(0, 13, (4,))).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -144,6 +144,11 @@ class RankFiles(unittest.TestCase):
         """HSDP, and FSDP2 over tensor parallelism, which makes strided shards"""
         self.check(4, save_fsdp2, (2, 2), ("ddp", "fsdp"), False, True, "")
         self.check(4, save_fsdp2, (2, 2), ("fsdp", "tp"), True, False, "")
+
+    def test_uneven_hybrid(self):
+        """FSDP2 over tensor parallelism, where neither divides the size"""
+        for wide in 7, 13:
+            self.check(6, save_fsdp2, (3, 2), ("fsdp", "tp"), True, False, "", wide)
 
     def test_numbers(self):
         """two groups without names keep the numbers of their parameters, and say so"""

@@ -40,10 +40,10 @@ def optimizer_of(net, groups):
     return torch.optim.AdamW(net.parameters(), lr=0.9, foreach=False)
 
 
-def read_written(path, shape, names, tp, tied, groups):
+def read_written(path, shape, names, tp, tied, groups, wide):
     """Loads the files into a model and its optimizer, and returns all of both as whole tensors."""
     torch.manual_seed(99)
-    net, mesh = Net(tied), init_device_mesh("cpu", shape, mesh_dim_names=names)
+    net, mesh = Net(tied, wide), init_device_mesh("cpu", shape, mesh_dim_names=names)
     if tp:
         parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         mesh = mesh[tuple(name for name in names if name != "tp")]
@@ -102,24 +102,28 @@ PLACES = {
 
 
 class Written(unittest.TestCase):
-    def check(self, shape, names, tied=False, groups=""):
+    def check(self, shape, names, tied=False, groups="", wide=12):
         """Real files of two ranks become those of another mesh, which are loaded."""
         nranks = torch.Size(shape).numel()
         mesh = ",".join(f"{name}={count}" for name, count in zip(names, shape))
         with worlds.Folder() as folder:
             os.makedirs(folder("in"))
-            truth = worlds.run(2, save_fsdp2, folder("in"), (2,), ("fsdp",), False, tied, groups)[0]
+            truth = worlds.run(2, save_fsdp2, folder("in"), (2,), ("fsdp",), False, tied, groups, wide)[0]
             columns, rows, others = PLACES[",".join(names)]
             place = {"table": ",".join("R" * len(shape))}
             if columns:
                 place.update({r"up\..*": columns, r"down\.weight": rows})
+            if wide % 12:
+                place = {r"up\.weight": "[tp.fsdp, -]", r"up\.bias": "[tp.fsdp]", **place}
             reshard.convert(folder("in"), folder("out"), format="fsdp", mesh=mesh, place=place, default=others,
                             verify=True)
             with reshard.open(folder("out"), like="torch") as checkpoint:
                 self.assertEqual(set(checkpoint), set(truth))
                 self.assertTrue(all(same(checkpoint[name].torch(), value) for name, value in truth.items()))
-            for answer in worlds.run(nranks, read_written, folder("out"), shape, names, "tp" in names, tied, groups):
-                self.assertEqual(answer.pop("lr"), [0.001, 0.5] if groups else [0.001])
+            how = shape, names, "tp" in names, tied, groups, wide
+            for answer in worlds.run(nranks, read_written, folder("out"), *how):
+                if wide % 2 == 0:
+                    self.assertEqual(answer.pop("lr"), [0.001, 0.5] if groups else [0.001])
                 self.assertEqual(set(answer), set(truth))
                 for name, value in truth.items():
                     self.assertTrue(same(answer[name], value), name)
@@ -138,6 +142,7 @@ class Written(unittest.TestCase):
         """FSDP2 over tensor parallelism, which makes strided shards; parameters that only FSDP shards"""
         self.check((2, 2), ("fsdp", "tp"))
         self.check((3, 2), ("fsdp", "tp"), tied=True)
+        self.check((3, 2), ("fsdp", "tp"), wide=13)
 
     def test_three_axes(self):
         """HSDP over tensor parallelism"""
