@@ -208,7 +208,7 @@ static void memory_of_streams(void)
     io.pool = pool;
     make_columns(in_folder("columns"), NTENSORS, 40, 1 << 18);
     OK(rsd_checkpoint_open(in_folder("columns"), NULL, &checkpoint));
-    FAILS(RSD_ELIMIT, "w0: 40 compressed boxes have to be read at a time",
+    FAILS(RSD_ELIMIT, ": 40 compressed boxes have to be read at a time", /* of any tensor */
           rsd_digest(checkpoint, 0, NULL, &io, digests, NULL));
     io.max_nbytes = 120 << 20; /* enough for one tensor at a time */
     OK(rsd_digest(checkpoint, 0, NULL, &io, digests, &report));
