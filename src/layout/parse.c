@@ -187,7 +187,7 @@ static rsd_status parse_mesh(struct parser *p, rsd_mesh **out)
 static rsd_status parse_axis_placements(struct parser *p, const struct parsed_tensor *tensor,
                                         const rsd_mesh *mesh, rsd_layout **out)
 {
-    rsd_placement placements[RSD_MAX_AXES];
+    rsd_placement placements[RSD_MAX_AXES] = {{0}};
     int64_t *lists[RSD_MAX_AXES] = {NULL};
     int32_t n = 0;
     const char *begin = p->at;
