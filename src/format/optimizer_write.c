@@ -4,7 +4,7 @@
  *     optimizer.param_groups.I.KEY                   param_groups: [{KEY: ..., params: [0, ...], param_names: [...]}]}
  *     lr_scheduler.KEY                              {lr_scheduler: {KEY: ...}}
  *
- * The first part of the names may also be optim. Parameters are numbered in the order of param_groups. Their names
+ * The first part of the names of values may also be optim. Parameters are numbered in the order of param_groups. Their names
  * are written too, because the order of the parameters of a model is not known to a reader of the files.
  */
 #include "dtensor_write.h"
@@ -52,7 +52,7 @@ bool optimizer_holds_value(const struct manifest *manifest, const char *name)
     if (is_at_or_below(name, scheduler_name))
         return true;
     for (size_t t = 0; t < manifest->catalog.ntensors && root && !any; t++)
-        any = is_at_or_below(manifest->catalog.tensors[t].name, root);
+        any = optimizer_has_tensor(manifest->catalog.tensors[t].name);
     return any && (is_at_or_below(name + strlen(root) + 1, groups_key) || behind_state(name));
 }
 
@@ -433,6 +433,12 @@ static rsd_status list_states(const struct catalog *catalog,
         const char *name = state_name(catalog, i);
         if (i < catalog->ntensors ? !optimizer_has_tensor(name) : !behind_state(name))
             continue;
+        if (i < catalog->ntensors && !is_at_or_below(name, roots[0])) /* readers name them so */
+            return fail(
+                RSD_EUNSUPPORTED,
+                "%.300s: states must be named %s.state.PARAMETER.KEY; rename them (--rename "
+                "'s/^%s[.]/%s./')",
+                name, roots[0], find_root(name), roots[0]);
         states[*n].index = i;
         TRY(find_state_param(optimizer, name, &states[*n].id));
         ++*n;
@@ -465,13 +471,16 @@ static void put_states(struct dtensor_pickle *pickle, const struct param_state *
     pickle_write_op(out, "u");
 }
 
-/* The name of the groups: below the root of the first tensor of the optimizer. */
+/* The name of the groups: below the first root that has such values. */
 static void name_groups(const struct catalog *catalog, char name[FILE_NAME_NCHARS])
 {
-    const char *root = NULL;
-    for (size_t t = 0; t < catalog->ntensors && !root; t++)
-        root = find_root(catalog->tensors[t].name);
-    snprintf(name, FILE_NAME_NCHARS, "%s.%s", root ? root : roots[0], groups_key);
+    for (const char *const *root = roots; *root; root++) {
+        snprintf(name, FILE_NAME_NCHARS, "%s.%s", *root, groups_key);
+        for (size_t i = 0; i < catalog->nvalues; i++)
+            if (is_at_or_below(catalog->values[i].name, name))
+                return;
+    }
+    snprintf(name, FILE_NAME_NCHARS, "%s.%s", roots[0], groups_key);
 }
 
 /* Fails if a parameter is not a tensor of the model. Parameters without names are numbers. */

@@ -175,7 +175,8 @@ class Written(unittest.TestCase):
             model = {f"w{i}": torch.full((4,), -i) for i in range(12)}
             dcp.save({"model": model, "optim": {"state": state, "param_groups": groups}, "other": 5},
                      checkpoint_id=folder("in"))
-            reshard.convert(folder("in"), folder("out"), format="fsdp", rename={r"^model\.": ""})
+            names = {r"^model\.": "", r"^optim\.": "optimizer."}
+            reshard.convert(folder("in"), folder("out"), format="fsdp", rename=names, verify=True)
             got = torch.load(folder("out/optim_world_size_1_rank_0.pt"))
             for i, group in enumerate(got["param_groups"]):
                 self.assertEqual((group["lr"], list(group["betas"])), (0.1 * i, [0.5, i]))
@@ -198,7 +199,12 @@ class Written(unittest.TestCase):
             torch.save({"w": torch.ones(2), "optim": {"param_groups": [{"lr": 1, "params": ["u"]}],
                                                       "state": {"u": {"m": torch.ones(2)}}}}, folder("params.pt"))
             with self.assertRaisesRegex(reshard.Error, "no tensor of this name"):
-                reshard.convert(folder("params.pt"), folder("out"), format="fsdp")
+                reshard.convert(folder("params.pt"), folder("out"), format="fsdp",
+                                rename={r"^optim\.": "optimizer."})
+            torch.save({"w": torch.ones(2), "optim": {"param_groups": [{"lr": 1, "params": ["w"]}],
+                                                      "state": {"w": {"m": torch.ones(2)}}}}, folder("root.pt"))
+            with self.assertRaisesRegex(reshard.Error, "must be named optimizer.state"):
+                reshard.convert(folder("root.pt"), folder("out"), format="fsdp")
             torch.save({"w": torch.ones(2), "optimizer": {"state": {"v": {"m": torch.ones(2)}},
                                                           "param_groups": [{"lr": 1, "params": ["w"]}]}},
                        folder("other.pt"))
