@@ -181,8 +181,8 @@ static rsd_status open_only(void)
                                   .unstack = megatron,
                                   .vocab_size = megatron ? 3 : 0,
                                   .names = megatron ? names : NULL,
-                                  .nheads = 4,
-                                  .nkv_heads = 2};
+                                  .nheads = megatron ? 4 : 0,
+                                  .nkv_heads = megatron ? 2 : 0};
     rsd_status status = rsd_checkpoint_open(source, &all, &checkpoint);
     if (!status)
         rsd_checkpoint_close(checkpoint);
