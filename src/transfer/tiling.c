@@ -266,7 +266,7 @@ static bool any_takes_memory(const struct transfer *transfer)
 /* Cuts tiles. The records that are kept at a time have max_nbytes together. */
 static rsd_status choose_tiles_and_kept(struct transfer *transfer, uint64_t max_nbytes)
 {
-    size_t nopen = 0;
+    size_t nopen = 1; /* at least one source is open */
     choose_tiles(transfer, max_nbytes);
     if (!any_takes_memory(transfer))
         return RSD_OK;
