@@ -20,18 +20,33 @@ void *mem_new(size_t count, size_t element_nbytes)
     return memory;
 }
 
+/* Buffers of this size are mapped: what malloc keeps of them after they are freed would exceed limits on memory. Address
+ * sanitizers see the ends of those that are not. */
+#if defined(__SANITIZE_ADDRESS__)
+enum { MAPPED_NBYTES = 1 << 30 };
+#else
+enum { MAPPED_NBYTES = 1 << 20 };
+#endif
+
 void *mem_new_buffer(size_t nbytes)
 {
-    enum { HUGE_NBYTES = 2 << 20 };
-    void *memory = NULL;
-    if (nbytes < HUGE_NBYTES || nbytes % HUGE_NBYTES != 0)
+    if (nbytes < MAPPED_NBYTES)
         return mem_new(nbytes, 1);
-    if (posix_memalign(&memory, HUGE_NBYTES, nbytes) != 0) {
+    void *memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
         fail_to_allocate(nbytes, 1);
         return NULL;
     }
     (void)madvise(memory, nbytes, MADV_HUGEPAGE); /* without it, pages are small */
     return memory;
+}
+
+void mem_free_buffer(void *buffer, size_t nbytes)
+{
+    if (nbytes < MAPPED_NBYTES)
+        mem_free(buffer);
+    else if (buffer)
+        munmap(buffer, nbytes);
 }
 
 /* The list may be a pointer of any type, so it is read and written as bytes. */

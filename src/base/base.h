@@ -113,6 +113,7 @@ void *mem_new(size_t count, size_t element_nbytes);
 
 /* A large buffer, on large pages where that is possible. Its bytes are not set. */
 void *mem_new_buffer(size_t nbytes);
+void mem_free_buffer(void *buffer, size_t nbytes); /* of this length; accepts NULL */
 
 /* Grows a list of `capacity` elements to at least `need`, by doubling. On failure the list is unchanged. */
 #define GROW(list, capacity, need) mem_grow(&(list), &(capacity), (need), sizeof *(list))

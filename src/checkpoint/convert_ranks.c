@@ -10,7 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_UPLOADS = 8 }; /* of which a few parts are in memory at a time */
+enum {
+    UPLOAD_NBYTES = 16 << 20
+}; /* of the parts of a file that is uploaded, in memory at a time */
 
 /* ---- jobs ---- */
 
@@ -115,9 +117,10 @@ static rsd_status balance_queues(struct job_list *jobs, size_t nqueues)
  * other; and a rank uploads whole files. */
 static bool has_file_order(const struct conversion_run *c)
 {
+    int64_t given = c->operation.io.max_nbytes, all = given > 0 ? given : DEFAULT_MAX_NBYTES;
     return !c->dest->store->ops->random_write &&
            (c->operation.nranks > 1 ||
-            (c->manifest.nfiles > MAX_UPLOADS &&
+            ((int64_t)c->manifest.nfiles > all / UPLOAD_NBYTES &&
              c->manifest.catalog.nextents > c->manifest.catalog.ntensors));
 }
 

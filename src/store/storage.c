@@ -277,14 +277,14 @@ void storage_free_buffer(rsd_storage *storage, char *buffer, size_t nbytes)
         buffer = NULL;
     }
     pthread_mutex_unlock(&storage->lock);
-    mem_free(buffer);
+    mem_free_buffer(buffer, nbytes);
 }
 
 void storage_trim(rsd_storage *storage)
 {
     pthread_mutex_lock(&storage->lock);
     while (storage->nkept > 0)
-        mem_free(storage->kept[--storage->nkept]);
+        mem_free_buffer(storage->kept[--storage->nkept], STORAGE_BLOCK_NBYTES);
     pthread_mutex_unlock(&storage->lock);
 }
 

@@ -352,8 +352,7 @@ static void run_thread(void *context, int64_t thread)
     sum->nbytes_read += stats.nbytes_read;
     sum->nbytes_unchecked += stats.nbytes_unchecked;
     sum->nbytes_decoded_again += stats.nbytes_decoded_again;
-    sum->nbytes_memory +=
-        (int64_t)(scratch.in_capacity + scratch.out_capacity + scratch.cast_capacity);
+    sum->nbytes_memory += (int64_t)(scratch.in_capacity + scratch.cast_capacity);
     pthread_mutex_unlock(&s->lock);
     scratch_drop(&scratch);
 }

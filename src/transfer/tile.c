@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GAP_NBYTES = 1 << 16, LARGE_NBYTES = 2 << 20 };
+enum { GAP_NBYTES = 1 << 16, LARGE_NBYTES = 2 << 20, ALIGN_NBYTES = 64 };
 
 struct tile {
     const struct transfer *transfer;
@@ -28,12 +28,13 @@ static rsd_status reserve_bytes(char **bytes, size_t *capacity, size_t need)
 {
     if (need <= *capacity)
         return RSD_OK;
-    if (need >= LARGE_NBYTES / 2) /* so that it lies on large pages */
-        need = (need + LARGE_NBYTES - 1) / LARGE_NBYTES * LARGE_NBYTES;
+    size_t rounded = (need + LARGE_NBYTES - 1) / LARGE_NBYTES * LARGE_NBYTES;
+    if (rounded - need <= need / 8) /* so that it lies on large pages */
+        need = rounded;
     char *larger = mem_new_buffer(need);
     if (!larger)
         return RSD_ENOMEM;
-    mem_free(*bytes);
+    mem_free_buffer(*bytes, *capacity);
     *bytes = larger;
     *capacity = need;
     return RSD_OK;
@@ -41,9 +42,8 @@ static rsd_status reserve_bytes(char **bytes, size_t *capacity, size_t need)
 
 void scratch_drop(struct scratch *scratch)
 {
-    mem_free(scratch->in);
-    mem_free(scratch->out);
-    mem_free(scratch->cast);
+    mem_free_buffer(scratch->in, scratch->in_capacity);
+    mem_free_buffer(scratch->cast, scratch->cast_capacity);
     mem_free(scratch->parts);
     mem_free(scratch->staged);
     tile_device_drop(scratch);
@@ -205,10 +205,11 @@ static rsd_status reserve_buffers(struct tile *tile)
                                                  ? transfer->cast_nbytes
                                                  : transfer->element_nbytes),
                                    &tile->in, &tile->out);
-    TRY(reserve_bytes(&scratch->in, &scratch->in_capacity, need));
-    TRY(reserve_bytes(&scratch->out, &scratch->out_capacity, volume * transfer->element_nbytes));
+    need = (need + ALIGN_NBYTES - 1) / ALIGN_NBYTES * ALIGN_NBYTES;
+    TRY(reserve_bytes(&scratch->in, &scratch->in_capacity,
+                      need + volume * transfer->element_nbytes));
     tile->in = scratch->in;
-    tile->out = scratch->out;
+    tile->out = scratch->in + need;
     return RSD_OK;
 }
 

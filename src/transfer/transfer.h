@@ -215,8 +215,8 @@ struct staged_box {
 /* The buffers of a thread. Starts as {.copier = copier_best()}. */
 struct scratch {
     struct copier copier;
-    char *in, *out, *cast;
-    size_t in_capacity, out_capacity, cast_capacity;
+    char *in, *cast; /* in: for what is read, then for a block */
+    size_t in_capacity, cast_capacity;
     struct tile_part *parts;
     struct staged_box *staged;
     const void *user;           /* for `take` */
