@@ -68,4 +68,5 @@ fuzz-coverage: fuzz-ready
 	@FUZZ_FAULTS=1 LLVM_PROFILE_FILE=$(BUILD)/coverage/faults.profraw $(BUILD)/coverage/replay_checkpoint
 	@llvm-profdata merge -o $(BUILD)/coverage/all.profdata $(BUILD)/coverage/*.profraw
 	@llvm-cov report -show-branch-summary -instr-profile=$(BUILD)/coverage/all.profdata \
-	    $(addprefix -object $(BUILD)/coverage/replay_,$(FUZZ_NAMES)) $(READERS)
+	    $(BUILD)/coverage/replay_checkpoint \
+	    $(addprefix -object $(BUILD)/coverage/replay_,$(filter-out checkpoint,$(FUZZ_NAMES))) $(READERS)
