@@ -234,3 +234,10 @@ class Bucket:
     def uploads(self, prefix=""):
         found = self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
         return [one["Key"] for one in found if one["Key"].startswith(prefix)]
+
+    def parts(self, prefix):
+        """The parts of uploads that were not ended: pairs of a path and a number."""
+        found = self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
+        return {(f"/{self.name}/{one['Key']}", part["PartNumber"]) for one in found if one["Key"].startswith(prefix)
+                for part in self.client.list_parts(Bucket=self.name, Key=one["Key"], UploadId=one["UploadId"])
+                .get("Parts", [])}
