@@ -90,10 +90,10 @@ static rsd_status progress_reducer(struct exchange *x, bool *moved)
 static rsd_status copy_own_boxes(struct exchange *x, int32_t stage)
 {
     x->decided = false;
-    if (x->on_device)
+    if (x->on_device) {
         exchange_device_begin_stage(x);
-    if (x->on_device)
-        return RSD_OK; /* when it is decided how */
+        return RSD_OK; /* they are copied when it is decided how */
+    }
     for (size_t i = 0; i < x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
         if (op->stage != stage || op->peer != x->rank)
