@@ -224,7 +224,9 @@ def _config(checkpoint: Checkpoint, side_files: Sequence[Pathlike], storage: Opt
 
 
 def _side_files(directory: str, storage: Optional[Storage]) -> List[str]:
-    """Files beside the weights: config.json, tokenizer.json and the like."""
+    """Files beside the weights: config.json, tokenizer.json and the like. A checkpoint of one file has none."""
+    if not is_url(directory) and not os.path.isdir(directory):
+        return []
     return [f"{directory.rstrip('/')}/{name}" for name in list_files(directory, storage)
             if name.endswith(_SIDE_ENDS) and not name.startswith(".") and "reshard-" not in name
             and not name.endswith(".index.json")]
