@@ -91,9 +91,14 @@ static inline int32_t cancel_request(void *streams, void *request)
 /* Returns the transport of a rank, whose streams are streams[rank * NTAGS + tag]. */
 static inline rsd_transport socket_transport(int32_t rank, struct stream *streams)
 {
-    rsd_transport transport = {sizeof transport, streams,      rank,           NRANKS, start_send,
-                               start_receive,    test_request, cancel_request, NULL};
-    return transport;
+    return (rsd_transport){.struct_nbytes = sizeof(rsd_transport),
+                           .context = streams,
+                           .rank = rank,
+                           .nranks = NRANKS,
+                           .send = start_send,
+                           .recv = start_receive,
+                           .test = test_request,
+                           .cancel = cancel_request};
 }
 
 #endif
