@@ -31,8 +31,7 @@ static inline rsd_status add_message(struct stream *stream, struct message **que
     *message = (struct message){NULL, stream, data, nbytes, 0};
     while (*queue)
         queue = &(*queue)->next;
-    *queue = message;
-    *request = message;
+    *request = *queue = message;
     return RSD_OK;
 }
 
