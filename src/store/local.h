@@ -13,7 +13,7 @@ struct stat;
 
 extern const struct store_ops local_store;
 
-enum { LOCAL_NSLOTS = 4, LOCAL_NWRITING = 16 };
+enum { LOCAL_NSLOTS = 4 };
 
 /* An open descriptor. A file has several, because the kernel reads ahead for each of them: one for each
  * run of reads in which the next begins where the last ended. */
@@ -51,8 +51,6 @@ struct local_directory {
     size_t nopen, open_capacity;
     size_t max_open;
     uint64_t clock;
-    bool in_memory;                          /* a file system in memory */
-    pthread_mutex_t writing[LOCAL_NWRITING]; /* of files by their index, if it is in memory */
 };
 
 struct local_directory *local_directory_of(struct store *store);
@@ -65,9 +63,6 @@ void local_unpin_slot(struct store *store, struct local_slot *slot);
 /* Fails with the text of an error number, or of errno. */
 rsd_status local_fail_open(int error);
 rsd_status local_fail_errno(void);
-
-/* Whether a file or directory is in a file system in memory. */
-bool local_is_in_memory(int fd);
 
 /* Fails unless the file is a regular file with one name. */
 rsd_status local_check_own(const struct stat *found);

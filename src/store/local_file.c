@@ -53,9 +53,6 @@ rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct stor
     directory->base = (struct store){.ops = &local_store, .path = copy};
     pthread_mutex_init(&directory->lock, NULL);
     pthread_cond_init(&directory->unpinned, NULL);
-    for (int i = 0; i < LOCAL_NWRITING; i++)
-        pthread_mutex_init(&directory->writing[i], NULL);
-    directory->in_memory = local_is_in_memory(fd);
     *out = &directory->base;
     return RSD_OK;
 }
@@ -109,8 +106,6 @@ static void local_close(struct store *store)
     close(directory->fd);
     pthread_cond_destroy(&directory->unpinned);
     pthread_mutex_destroy(&directory->lock);
-    for (int i = 0; i < LOCAL_NWRITING; i++)
-        pthread_mutex_destroy(&directory->writing[i]);
     mem_free(directory);
 }
 

@@ -14,16 +14,11 @@
 
 enum { FLUSH_NBYTES = 32 << 20 };
 
-bool local_is_in_memory(int fd)
-{
-    struct statfs system;
-    return fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
-}
-
 /* A file in memory would only have its pages filled twice. */
 static rsd_status reserve_space(int fd, uint64_t offset, uint64_t nbytes)
 {
-    if (nbytes == 0 || local_is_in_memory(fd))
+    struct statfs system;
+    if (nbytes == 0 || fstatfs(fd, &system) != 0 || system.f_type == TMPFS_MAGIC)
         return RSD_OK;
     if (fallocate(fd, 0, (off_t)offset, (off_t)nbytes) != 0 && (errno == ENOSPC || errno == EFBIG))
         return fail(RSD_EIO, "cannot reserve %llu bytes: %s", (unsigned long long)nbytes,
@@ -95,27 +90,13 @@ static rsd_status write_all(int fd, uint64_t offset, const char *data, size_t n)
     return RSD_OK;
 }
 
-/* The kernel lets one thread at a time write to a file. In memory nothing else takes time, and threads that wait there
- * for each other slow down the one that writes. So they wait here. */
-static rsd_status write_in_turn(struct store *store, uint32_t index, int fd, uint64_t offset,
-                                const void *data, size_t n)
-{
-    struct local_directory *directory = local_directory_of(store);
-    if (!directory->in_memory)
-        return write_all(fd, offset, data, n);
-    pthread_mutex_lock(&directory->writing[index % LOCAL_NWRITING]);
-    rsd_status status = write_all(fd, offset, data, n);
-    pthread_mutex_unlock(&directory->writing[index % LOCAL_NWRITING]);
-    return status;
-}
-
 rsd_status local_write(struct store *store, uint32_t index, uint64_t offset, const void *data,
                        size_t n)
 {
     struct local_file *file = &local_directory_of(store)->files[index];
     struct local_slot *slot;
     TRY(local_pin_slot(store, index, offset, n, &slot));
-    rsd_status status = write_in_turn(store, index, slot->fd, offset, data, n);
+    rsd_status status = write_all(slot->fd, offset, data, n);
     if (!status && !store->unsynced && atomic_fetch_add(&file->unflushed, n) + n >= FLUSH_NBYTES) {
         /* The disk starts now, so that store_sync waits less. */
         sync_file_range(slot->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
