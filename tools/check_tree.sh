@@ -57,6 +57,8 @@ for file in $(git ls-files -co --exclude-standard --deduplicate '*.c' '*.h' '*.p
     [ "$lines" -le 600 ] || complain "$file has $lines lines; the limit is 600"
     case $file in *utils* | *common*) complain "$file: name it after its contents" ;; esac
 done
+# Inputs that end a fuzz program belong in fuzz/corpus, under another name.
+git ls-files | grep -E '(^|/)(crash|leak|oom|slow-unit|timeout)-[^/]*$' && complain "files that a fuzz program left"
 python3 tools/names.py || complain "tools/names.py found errors"
 grep -nE 'TODO|FIXME|XXX|#if 0' $(git ls-files -co --exclude-standard '*.c' '*.h' '*.py') && complain "unfinished"
 grep -nP '[^\x00-\x7F]' $(git ls-files -co --exclude-standard 'src/*' 'include/*') && complain "not ASCII"
