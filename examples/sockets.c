@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 /* What a rank does: moves the tensor, and rank 0 prints how many elements are wrong. Returns the exit status. */
-static int run_rank(const char *problem, int32_t rank, struct stream *streams)
+static int run_rank(const char *problem, int32_t rank, rank_queues *queues)
 {
-    rsd_transport transport = socket_transport(rank, streams);
+    rsd_transport transport = socket_transport(rank, queues);
     rsd_exchange_options options = RSD_INIT(rsd_exchange_options);
     rsd_layout *from, *to;
     rsd_plan *plan;
@@ -43,7 +43,7 @@ static int run_rank(const char *problem, int32_t rank, struct stream *streams)
 
 int main(int argc, char **argv)
 {
-    static struct stream streams[NRANKS][NRANKS * NTAGS];
+    static rank_queues queues[NRANKS];
     int failed = 0, status;
     for (int a = 0; a < NRANKS; a++)
         for (int b = 0; b < a; b++)
@@ -51,13 +51,15 @@ int main(int argc, char **argv)
                 int pair[2];
                 if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
                     return perror("socketpair"), 1;
-                streams[a][b * NTAGS + tag].fd = pair[0];
-                streams[b][a * NTAGS + tag].fd = pair[1];
+                for (int way = 0; way < 2; way++) {
+                    queues[a][b][tag][way] = (struct queue){pair[0], way, NULL};
+                    queues[b][a][tag][way] = (struct queue){pair[1], way, NULL};
+                }
             }
     for (int32_t rank = 0; rank < NRANKS; rank++)
         if (fork() == 0)
             return run_rank(argc > 1 ? argv[1] : "f32[1000,1000] : 4:S0 -> 2x2:S0,S1", rank,
-                            streams[rank]);
+                            &queues[rank]);
     while (wait(&status) > 0)
         failed |= status != 0;
     return failed;
