@@ -325,6 +325,14 @@ struct span cuts_span_of(const struct cuts *cuts, int64_t position, int64_t at)
     return span;
 }
 
+int64_t cuts_part_of(const struct cuts *cuts, int64_t position)
+{
+    int64_t part = 0;
+    for (int32_t k = 0; k < cuts->ncuts; k++)
+        part += position / cuts->cut[k].stride % cuts->cut[k].count * cuts->cut[k].stride;
+    return part;
+}
+
 int64_t cuts_nspans_bound(const struct cuts *cuts)
 {
     int64_t bound = 1;

@@ -126,6 +126,9 @@ struct span cuts_span_of(const struct cuts *cuts, int64_t position, int64_t at);
 /* Returns the local extent of the array at a mesh position. */
 int64_t cuts_extent_of(const struct cuts *cuts, int64_t position);
 
+/* Returns what the axes that cut this dim add to a mesh position. */
+int64_t cuts_part_of(const struct cuts *cuts, int64_t position);
+
 /* Returns an upper bound of the number of spans of all ranks. */
 int64_t cuts_nspans_bound(const struct cuts *cuts);
 

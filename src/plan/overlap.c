@@ -225,31 +225,24 @@ void overlap_drop(struct overlap *overlap)
 
 /* ---- all spans of a dim ---- */
 
-rsd_status overlap_sweep_dim(const struct cuts *own, const struct cuts *other, struct sweep **out,
-                             size_t *n)
+rsd_status overlap_sweep_dim(const struct cuts *own, const struct cuts *other,
+                             struct common_spans *spans)
 {
-    struct sweep *list = NULL;
-    size_t capacity = 0, count = 0;
     struct span own_span = {0}, other_span = {0};
-    rsd_status status = RSD_OK;
-    for (int64_t x = 0; x < own->extent && !status;) {
+    for (int64_t x = 0, end; x < own->extent; x = end) {
         if (x >= own_span.lo + own_span.len)
             own_span = cuts_span_at(own, x);
         if (x >= other_span.lo + other_span.len)
             other_span = cuts_span_at(other, x);
-        const struct sweep *last = count ? &list[count - 1] : NULL;
-        if (!last || last->own_pos != own_span.pos || last->other_pos != other_span.pos) {
-            status = GROW(list, capacity, count + 1);
-            if (!status)
-                list[count++] = (struct sweep){own_span.pos, other_span.pos};
+        end = min_i64(own_span.lo + own_span.len, other_span.lo + other_span.len);
+        struct common_span *last = spans->n ? &spans->list[spans->n - 1] : NULL;
+        if (last && last->own_pos == own_span.pos && last->other_pos == other_span.pos) {
+            last->len += end - x;
+            continue;
         }
-        x = min_i64(own_span.lo + own_span.len, other_span.lo + other_span.len);
+        TRY(GROW(spans->list, spans->capacity, spans->n + 1));
+        spans->list[spans->n++] =
+            (struct common_span){(int32_t)own_span.pos, (int32_t)other_span.pos, end - x};
     }
-    if (status) {
-        mem_free(list);
-        return status;
-    }
-    *out = list;
-    *n = count;
     return RSD_OK;
 }

@@ -97,14 +97,21 @@ rsd_status overlap_start(struct overlap *overlap, const rsd_layout *own, int64_t
 bool overlap_next(struct overlap *overlap);
 void overlap_drop(struct overlap *overlap);
 
-/* The mesh positions of two overlapping spans, as far as one dim decides them. */
-struct sweep {
-    int64_t own_pos, other_pos;
+/* Indices of one dim that two mesh positions have in common. The positions are those that the axes of this dim
+ * decide. */
+struct common_span {
+    int32_t own_pos, other_pos;
+    int64_t len;
+};
+struct common_spans {
+    struct common_span *list;
+    size_t n, capacity;
 };
 
-/* Lists the overlaps of all spans of two meshes along one dim, in order. */
-rsd_status overlap_sweep_dim(const struct cuts *own, const struct cuts *other, struct sweep **list,
-                             size_t *n);
+/* Lists the overlaps of all spans of two meshes along one dim, in order. Starts as {0}. The caller frees the list,
+ * also on failure. */
+rsd_status overlap_sweep_dim(const struct cuts *own, const struct cuts *other,
+                             struct common_spans *spans);
 
 /* Returns ELIMIT if a dim is cut into more spans than can be listed. */
 rsd_status overlap_check_nspans(const struct cuts *cuts, int32_t d);
@@ -197,8 +204,8 @@ rsd_status plan_bound_crossed(const rsd_plan *plan, int64_t *bound);
 
 /* ---- rank_totals.c ---- */
 
-/* Returns the number of elements that one mesh position sends to another. Requires plan_is_direct. */
-int64_t plan_pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position);
+/* Returns whether a source position sends to a destination position what both hold. Requires plan_is_direct. */
+bool plan_sends_to(const rsd_plan *plan, int64_t src_position, int64_t dst_position);
 
 /* Ranks, and the bytes exchanged with each. Initialize with {0}. */
 struct rank_list {

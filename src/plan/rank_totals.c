@@ -14,15 +14,6 @@ struct overlap_counts {
     int64_t own_pieces, own_volume; /* of the rank itself */
 };
 
-/* Returns what the axes that cut one dim add to a mesh position. */
-static int64_t position_part(const struct cuts *cuts, int64_t position)
-{
-    int64_t part = 0;
-    for (int32_t k = 0; k < cuts->ncuts; k++)
-        part += position / cuts->cut[k].stride % cuts->cut[k].count * cuts->cut[k].stride;
-    return part;
-}
-
 static int compare_positions(const void *a, const void *b)
 {
     int64_t x = ((const struct span_overlap *)a)->other_pos,
@@ -56,7 +47,7 @@ static struct overlap_counts count_overlaps(const struct overlap *overlap, int64
     struct overlap_counts counts = {1, 1, 1, self >= 0, self >= 0};
     for (int32_t d = 0; d < overlap->ndim; d++) {
         int64_t extent = 0, own_pieces = 0, own_extent = 0;
-        int64_t part = self < 0 ? -1 : position_part(&overlap->other->cuts[d], self);
+        int64_t part = self < 0 ? -1 : cuts_part_of(&overlap->other->cuts[d], self);
         for (size_t i = 0; i < overlap->dims[d].n; i++) {
             const struct span_overlap *span = &overlap->dims[d].list[i];
             extent += span->len;
@@ -86,10 +77,10 @@ static rsd_status count_array(const rsd_plan *plan, bool sends, int64_t array, i
     return status;
 }
 
-/* Returns whether a source position sends to a destination array what it holds. */
-static bool is_sender_of(const rsd_plan *plan, int64_t src_position, int64_t dst_array)
+bool plan_sends_to(const rsd_plan *plan, int64_t src_position, int64_t dst_position)
 {
     const rsd_layout *src = plan->src;
+    int64_t dst_array = mesh_array_at(plan->dst->mesh, dst_position);
     return plan_receiver(plan, dst_array).sender_offset ==
            digits_part(&src->copies, src_position) + digits_part(&src->terms, src_position);
 }
@@ -112,11 +103,11 @@ static int64_t common_extent(const struct cuts *a, int64_t position_a, const str
     return common;
 }
 
-int64_t plan_pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position)
+/* Returns the number of elements that one mesh position sends to another. Requires plan_is_direct. */
+static int64_t pair_volume(const rsd_plan *plan, int64_t src_position, int64_t dst_position)
 {
     const rsd_layout *src = plan->src, *dst = plan->dst;
-    if (src->volume == 0 ||
-        !is_sender_of(plan, src_position, mesh_array_at(dst->mesh, dst_position)))
+    if (src->volume == 0 || !plan_sends_to(plan, src_position, dst_position))
         return 0;
     int64_t volume = 1;
     for (int32_t d = 0; d < src->ndim && volume > 0; d++)
@@ -135,7 +126,7 @@ static rsd_status count_rank_of_meshes(const rsd_plan *plan, int32_t rank, rsd_r
     const rsd_mesh *src = plan->src->mesh, *dst = plan->dst->mesh;
     int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(plan->narrower);
-    bool own = from >= 0 && to >= 0 && is_sender_of(plan, from, mesh_array_at(dst, to));
+    bool own = from >= 0 && to >= 0 && plan_sends_to(plan, from, to);
     struct overlap_counts counts;
     if (to >= 0) {
         TRY(count_array(plan, false, mesh_array_at(dst, to), own ? from : -1, &counts));
@@ -268,7 +259,7 @@ rsd_status rsd_plan_nbytes(const rsd_plan *plan, int32_t from, int32_t to, int64
     if (plan_is_direct(plan)) {
         int64_t at = mesh_position_of(plan->src->mesh, from),
                 to_at = mesh_position_of(plan->dst->mesh, to);
-        int64_t volume = at < 0 || to_at < 0 ? 0 : plan_pair_volume(plan, at, to_at);
+        int64_t volume = at < 0 || to_at < 0 ? 0 : pair_volume(plan, at, to_at);
         *nbytes = volume * (int64_t)rsd_dtype_nbytes(plan->narrower);
         return RSD_OK;
     }

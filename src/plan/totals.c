@@ -2,7 +2,7 @@
  *
  * If both sides are meshes and each overlap is sent whole, pieces and messages are products over the dims,
  * and nothing is walked. Only what ranks keep is counted rank by rank, since the rank numbers connect the
- * dims. Every other plan is walked.
+ * dims; what two positions have in common along a dim is looked up. Every other plan is walked.
  */
 #include "plan.h"
 
@@ -42,63 +42,86 @@ static rsd_status count_dst_nbytes(const rsd_plan *plan, rsd_dtype dtype, int64_
 
 /* ---- two meshes ---- */
 
-static int compare_sweeps(const void *a, const void *b)
+static int compare_common_spans(const void *a, const void *b)
 {
-    const struct sweep *x = a, *y = b;
+    const struct common_span *x = a, *y = b;
     if (x->own_pos != y->own_pos)
         return x->own_pos < y->own_pos ? -1 : 1;
     return (x->other_pos > y->other_pos) - (x->other_pos < y->other_pos);
 }
 
-static int64_t count_distinct_pairs(struct sweep *list, size_t n)
+/* Sorts the list by positions, and adds up the lengths of each pair of positions. */
+static void merge_common_spans(struct common_spans *spans)
 {
-    qsort(list, n, sizeof *list, compare_sweeps);
-    int64_t distinct = n > 0;
-    for (size_t i = 1; i < n; i++)
-        distinct += compare_sweeps(&list[i], &list[i - 1]) != 0;
-    return distinct;
+    size_t n = 0;
+    qsort(spans->list, spans->n, sizeof *spans->list, compare_common_spans);
+    for (size_t i = 0; i < spans->n; i++)
+        if (n > 0 && compare_common_spans(&spans->list[n - 1], &spans->list[i]) == 0)
+            spans->list[n - 1].len += spans->list[i].len;
+        else
+            spans->list[n++] = spans->list[i];
+    spans->n = n;
 }
 
-/* Ranks that have a source and a destination array keep what is in both. */
-static rsd_status count_kept(const rsd_plan *plan, rsd_totals *totals, int64_t *nkeepers)
+/* Returns how many indices of dim d a source and a destination position have in common. `spans` are merged. */
+static int64_t find_common_len(const rsd_plan *plan, int32_t d, const struct common_spans *spans,
+                               int64_t from, int64_t to)
+{
+    struct common_span key = {.own_pos = (int32_t)cuts_part_of(&plan->dst->cuts[d], to),
+                              .other_pos = (int32_t)cuts_part_of(&plan->src->cuts[d], from)};
+    const struct common_span *found =
+        bsearch(&key, spans->list, spans->n, sizeof key, compare_common_spans);
+    return found ? found->len : 0;
+}
+
+/* Ranks that have a source and a destination array keep what is in both. `spans` has one merged list per dim. */
+static rsd_status count_kept(const rsd_plan *plan, const struct common_spans *spans,
+                             rsd_totals *totals)
 {
     const rsd_mesh *src = plan->src->mesh, *dst = plan->dst->mesh;
     const rsd_mesh *fewer = src->nranks < dst->nranks ? src : dst;
     for (int64_t p = 0; p < fewer->nranks; p++) {
         int32_t rank = mesh_rank_at(fewer, p);
         int64_t from = mesh_position_of(src, rank), to = mesh_position_of(dst, rank);
-        int64_t volume = from < 0 || to < 0 ? 0 : plan_pair_volume(plan, from, to);
-        *nkeepers += volume > 0;
+        int64_t volume = from >= 0 && to >= 0 && plan_sends_to(plan, from, to);
+        for (int32_t d = 0; d < plan->dst->ndim && volume > 0; d++)
+            volume *= find_common_len(plan, d, &spans[d], from, to);
+        totals->nmessages -= volume > 0;
         TRY(add_to_total(&totals->nbytes_kept, volume * (int64_t)rsd_dtype_nbytes(plan->narrower)));
     }
     return RSD_OK;
 }
 
+/* Counts pieces, messages and what is kept, with the spans that the meshes have in common along each dim. */
+static rsd_status count_common_spans(const rsd_plan *plan, struct common_spans *spans,
+                                     rsd_totals *totals)
+{
+    const rsd_layout *src = plan->src, *dst = plan->dst;
+    totals->npieces = totals->nmessages = dst->copies.total * dst->terms.total;
+    for (int32_t d = 0; d < dst->ndim; d++) {
+        TRY(overlap_sweep_dim(&dst->cuts[d], &src->cuts[d], &spans[d]));
+        TRY(multiply_total(&totals->npieces, (int64_t)spans[d].n));
+        merge_common_spans(&spans[d]);
+        TRY(multiply_total(&totals->nmessages, (int64_t)spans[d].n));
+    }
+    return count_kept(plan, spans, totals);
+}
+
 /* Counts a plan between two meshes without a walk. Requires plan_is_direct. */
 static rsd_status count_meshes(const rsd_plan *plan, rsd_totals *totals)
 {
-    const rsd_layout *src = plan->src, *dst = plan->dst;
-    int64_t nkeepers = 0, needed;
-    TRY(count_dst_nbytes(plan, dst->dtype, &totals->nbytes_total));
+    struct common_spans spans[RSD_MAX_DIMS] = {{0}};
+    int64_t needed;
+    TRY(count_dst_nbytes(plan, plan->dst->dtype, &totals->nbytes_total));
     TRY(count_dst_nbytes(plan, plan->narrower, &needed));
-    if (dst->volume == 0)
+    if (plan->dst->volume == 0)
         return RSD_OK;
-    totals->npieces = totals->nmessages = dst->copies.total * dst->terms.total;
-    for (int32_t d = 0; d < dst->ndim; d++) {
-        struct sweep *list;
-        size_t n;
-        TRY(overlap_sweep_dim(&dst->cuts[d], &src->cuts[d], &list, &n));
-        rsd_status status = multiply_total(&totals->npieces, (int64_t)n);
-        if (!status)
-            status = multiply_total(&totals->nmessages, count_distinct_pairs(list, n));
-        mem_free(list);
-        TRY(status);
-    }
-    TRY(count_kept(plan, totals, &nkeepers));
-    totals->nmessages -= nkeepers;
+    rsd_status status = count_common_spans(plan, spans, totals);
+    for (int32_t d = 0; d < plan->dst->ndim; d++)
+        mem_free(spans[d].list);
     totals->nstages = 1;
     totals->nbytes_moved = totals->nbytes_least = needed - totals->nbytes_kept;
-    return RSD_OK;
+    return status;
 }
 
 /* ---- any plan, by a walk ---- */
