@@ -161,7 +161,7 @@ class Writer(UrlPaths, FileSystemWriter):
 
     It has the keywords of FileSystemWriter of torch, including `_extensions`. `compress` is "zstd" or "zstd:LEVEL",
     which needs no other package, and is equal to `_extensions=[ZStandard()]`. `pool` is a number of threads, or a
-    reshard.Pool; the number of files is `thread_count`. An older checkpoint stays readable until the new one is
+    reshard.Pool; `thread_count` is the number of files, which are written at the same time. An older checkpoint stays readable until the new one is
     complete. Then its files are removed.
 
     The path may be s3://BUCKET/PREFIX. `storage` has its credentials and limits; default: those of the environment.
@@ -230,21 +230,28 @@ class Writer(UrlPaths, FileSystemWriter):
             buckets = _buckets(self.thread_count, plan.items)
         else:
             buckets = [[item] for item in plan.items]
-        # One pool for all files, kept until they are written.
+        names = [f"{prefix}{number}.distcp" for number in range(len(buckets))]
+        count = min(self.thread_count, len(buckets))
         pool = pool_of(self._pool) if self._by_library else None
-        jobs = [(pool, f"{prefix}{number}.distcp", bucket) for number, bucket in enumerate(buckets)]
-        results: List[WriteResult] = []
-        if len(jobs) > 1 and self.thread_count > 1 and (self._level or not self._by_library):
-            # Each stream is written by one thread.
-            with ThreadPoolExecutor(self.thread_count) as threads:
-                for found in threads.map(lambda job: self._write(planner, *job), jobs):
-                    results += found
+        if count > 1:
+            results = self._write_files(planner, pool, names, buckets, count)
         else:
-            for job in jobs:
-                results += self._write(planner, *job)
+            results = [one for job in zip(names, buckets) for one in self._write(planner, pool, *job)]
         done: "Future[List[WriteResult]]" = Future()
         done.set_result(results)
         return done
+
+    def _write_files(self, planner: SavePlanner, pool: Optional[Pool], names: Sequence[str],
+                     buckets: Sequence[Sequence[WriteItem]], count: int) -> List[WriteResult]:
+        """Writes `count` files at a time, since a file system lets one thread at a time write to a file. Each has an
+        equal part of the threads of the pool."""
+        def written(first: int) -> List[WriteResult]:
+            part = Pool(max(1, pool.nthreads // count)) if pool else None
+            return [one for job in zip(names[first::count], buckets[first::count])
+                    for one in self._write(planner, part, *job)]
+
+        with ThreadPoolExecutor(count) as threads:
+            return [one for found in threads.map(written, range(count)) for one in found]
 
     def _metadata_name(self) -> str:
         """Returns the metadata file that this save replaces: that of all ranks, or of one that saves without
@@ -301,7 +308,7 @@ class Writer(UrlPaths, FileSystemWriter):
             batch.append(one)
             nbytes += copied
             # An object is written in one call.
-            if nbytes >= STAGED_NBYTES and number < len(items) - 1 and not is_url(self.path):
+            if nbytes >= STAGED_NBYTES // self.thread_count and number < len(items) - 1 and not is_url(self.path):
                 yield batch, False
                 batch, nbytes = [], 0
         yield batch, True
