@@ -11,9 +11,9 @@ builds_on() {
     layout | codec | store) echo base ;;
     plan | memory) echo layout ;;
     peer | cuda) echo memory ;;
-    exec) echo plan memory cuda peer ;;
+    exec) echo plan memory peer ;;
     format) echo layout codec store ;;
-    transfer) echo plan memory cuda format ;;
+    transfer) echo plan memory format ;;
     checkpoint) echo transfer peer ;;
     mpi) echo cli ;;
     esac
@@ -44,6 +44,11 @@ for module in $(ls src); do
         esac
     done
 done
+
+# Only the table of memory kinds and the kind itself know CUDA. reshard_cuda.h is public.
+grep -rniE cuda src/exec src/transfer src/checkpoint src/memory |
+    grep -vE '#include "reshard_cuda.h"|^src/memory/(kinds.c:.*cuda_kind|memory.h:.*"CUDA device 0")' |
+    sed 's/^/check_tree: names CUDA: /' | grep . && bad=1
 
 # One name, one file.
 git ls-files -co --exclude-standard --deduplicate 'src/*' 'tests/*.[ch]' 'fuzz/*.[ch]' 'bench/*.[ch]' 'examples/*' |

@@ -320,7 +320,8 @@ rsd_status digest_list_add(void *context, const struct payload *sent, size_t *at
 rsd_status digest_list_replace(void *context, const struct payload *result, size_t *at);
 
 /* Adds rows in device memory, after the work of a stream of the caller, and waits. */
-rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
+rsd_status digest_add_device_rows(struct memory_device *device, void *stream,
+                                  const struct digest_rows *rows, size_t n,
                                   struct digest_list *digests);
 
 /* ---- convert_manifest.c, convert.c: from files ---- */

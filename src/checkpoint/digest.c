@@ -41,10 +41,12 @@ rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
     rsd_layout *checked;
     TRY(layout_start(dtype, ndim, shape, &checked));
     uint64_t all = (uint64_t)checked->volume * rsd_dtype_nbytes(dtype);
-    int device;
+    struct memory_device *device = NULL;
     rsd_layout_free(checked);
-    if (all > 0 && tile_device_has(array, &device)) {
-        struct cuda_rows rows = {.address = array, .run = (int64_t)all};
+    if (all > 0)
+        TRY(memory_find_device(array, &device));
+    if (device) {
+        struct digest_rows rows = {.address = array, .run = (int64_t)all};
         TRY(digest_add_device_rows(device, NULL, &rows, 1, &(struct digest_list){&digest, 1}));
         all = 0;
     }
@@ -56,20 +58,18 @@ rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
     return RSD_OK;
 }
 
-rsd_status digest_add_device_rows(int ordinal, void *stream, const struct cuda_rows *rows, size_t n,
+rsd_status digest_add_device_rows(struct memory_device *device, void *stream,
+                                  const struct digest_rows *rows, size_t n,
                                   struct digest_list *digests)
 {
-    struct cuda_device *device;
-    struct cuda_queue *queue;
+    struct memory_queue *queue;
     uint64_t(*sums)[2] = mem_new(digests->n, sizeof *sums);
-    rsd_status status = sums ? cuda_open_device(ordinal, &device) : RSD_ENOMEM;
-    if (!status)
-        status = cuda_queue_new(device, &queue);
+    rsd_status status = sums ? device->kind->queue_new(device, &queue) : RSD_ENOMEM;
     if (!status) {
-        status = cuda_queue_follow(queue, stream);
+        status = device->kind->follow_stream(queue, stream);
         if (!status)
-            status = cuda_digest(queue, rows, n, sums, digests->n);
-        cuda_queue_free(queue);
+            status = device->kind->digest(queue, rows, n, sums, digests->n);
+        memory_queue_free(queue);
     }
     for (size_t i = 0; i < digests->n && !status; i++) {
         digests->list[i].ecma ^= sums[i][0];

@@ -1,4 +1,4 @@
-/* digest_tensors.c - the digests of tensors in memory, of the host or of CUDA devices.
+/* digest_tensors.c - the digests of tensors in memory, of the host or of devices.
  *
  * It is a save that writes nothing: the manifest lists each box once, with the rank and the array that would write it.
  * Each rank adds the remainders of its boxes, so that nothing is gathered. Arrays on a device are read there.
@@ -11,6 +11,7 @@ struct tensor_digests {
     struct digest_list digests; /* by tensor of the manifest */
     struct operation operation;
     struct memory_manifest items;
+    struct memory_device **devices; /* by extent: that digests it; NULL: the CPU, or another rank */
 };
 
 /* Whether this rank adds an extent. */
@@ -42,8 +43,7 @@ static int64_t box_in_tensor(const struct catalog *catalog, const struct stored_
 
 /* Rows that one call of a device reads. The loops of row i begin at loops[MAX_LOOPS * i]. */
 struct device_rows {
-    int device;
-    struct cuda_rows *list;
+    struct digest_rows *list;
     struct loop *loops;
     size_t n, capacity, loops_capacity;
 };
@@ -60,40 +60,52 @@ static rsd_status add_device_box(struct tensor_digests *d, struct device_rows *r
     TRY(GROW(rows->list, rows->capacity, rows->n + 1));
     TRY(GROW(rows->loops, rows->loops_capacity, (rows->n + 1) * MAX_LOOPS));
     memcpy(rows->loops + rows->n * MAX_LOOPS, loops.loop, sizeof loops.loop);
-    rows->list[rows->n++] = (struct cuda_rows){.address = memory->memory,
-                                               .run = (int64_t)loops.run,
-                                               .after = after,
-                                               .nloops = loops.n,
-                                               .result = (uint32_t)index};
+    rows->list[rows->n++] = (struct digest_rows){.address = memory->memory,
+                                                 .run = (int64_t)loops.run,
+                                                 .after = after,
+                                                 .nloops = loops.n,
+                                                 .result = (uint32_t)index};
     return RSD_OK;
 }
 
-/* Lists the boxes of one device, and digests them in one call. */
-static rsd_status digest_device(struct tensor_digests *d, struct device_rows *rows)
+/* Finds the devices of the boxes of this rank. */
+static rsd_status find_box_devices(struct tensor_digests *d)
+{
+    size_t nextents = d->items.manifest.catalog.nextents;
+    d->devices = mem_new(nextents, sizeof(struct memory_device *));
+    if (!d->devices)
+        return RSD_ENOMEM;
+    for (size_t i = 0; i < nextents; i++)
+        if (is_own_extent(d, i))
+            TRY(memory_find_device(d->items.memory[i].memory, &d->devices[i]));
+    return RSD_OK;
+}
+
+/* Lists the boxes of one device, from extent `first` on, and digests them in one call. */
+static rsd_status digest_device(struct tensor_digests *d, size_t first, struct device_rows *rows)
 {
     const struct catalog *catalog = &d->items.manifest.catalog;
-    for (size_t t = 0; t < catalog->ntensors; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
-            size_t extent = catalog->tensors[t].first_extent + box;
-            int device;
-            if (is_own_extent(d, extent) &&
-                tile_device_has(d->items.memory[extent].memory, &device) && device == rows->device)
-                TRY(add_device_box(d, rows, t, box));
-        }
+    struct memory_device *device = d->devices[first];
+    for (size_t i = first; i < catalog->nextents; i++) {
+        size_t tensor = tensor_of_extent(catalog, i);
+        if (d->devices[i] != device)
+            continue;
+        TRY(add_device_box(d, rows, tensor, i - catalog->tensors[tensor].first_extent));
+        d->devices[i] = NULL;
+    }
     for (size_t i = 0; i < rows->n; i++)
         rows->list[i].loops = rows->loops + i * MAX_LOOPS;
-    return digest_add_device_rows(rows->device, d->operation.io.stream, rows->list, rows->n,
-                                  &d->digests);
+    return digest_add_device_rows(device, d->operation.io.stream, rows->list, rows->n, &d->digests);
 }
 
 /* Digests the boxes on each device that has some. */
-static rsd_status digest_devices(struct tensor_digests *d, const bool *used, int ndevices)
+static rsd_status digest_devices(struct tensor_digests *d)
 {
     rsd_status status = RSD_OK;
-    for (int device = 0; device < ndevices && !status; device++) {
-        struct device_rows rows = {.device = device};
-        if (used[device])
-            status = digest_device(d, &rows);
+    for (size_t i = 0; i < d->items.manifest.catalog.nextents && !status; i++) {
+        struct device_rows rows = {0};
+        if (d->devices[i])
+            status = digest_device(d, i, &rows);
         mem_free(rows.list);
         mem_free(rows.loops);
     }
@@ -119,42 +131,23 @@ static void digest_box(struct tensor_digests *d, size_t index, size_t box)
 
 /* ---- all boxes ---- */
 
-enum { MAX_DEVICES = 64 };
-
-struct box_digests {
-    struct tensor_digests *d;
-    bool used[MAX_DEVICES]; /* devices that have a box */
-    pthread_mutex_t lock;   /* protects `used` */
-};
-
-/* Digests one extent, if this rank holds it and it is in host memory; else marks its device. Any thread. */
+/* Digests one extent, if this rank holds it and it is in host memory. Any thread. */
 static void digest_extent(void *context, int64_t extent)
 {
-    struct box_digests *all = context;
-    const struct catalog *catalog = &all->d->items.manifest.catalog;
+    struct tensor_digests *d = context;
+    const struct catalog *catalog = &d->items.manifest.catalog;
     size_t tensor = tensor_of_extent(catalog, (size_t)extent);
-    int device;
-    if (!is_own_extent(all->d, (size_t)extent))
-        return;
-    if (!tile_device_has(all->d->items.memory[extent].memory, &device)) {
-        digest_box(all->d, tensor, (size_t)extent - catalog->tensors[tensor].first_extent);
-        return;
-    }
-    pthread_mutex_lock(&all->lock);
-    all->used[device] = true;
-    pthread_mutex_unlock(&all->lock);
+    if (is_own_extent(d, (size_t)extent) && !d->devices[extent])
+        digest_box(d, tensor, (size_t)extent - catalog->tensors[tensor].first_extent);
 }
 
 /* Boxes in host memory are digested by all threads, then those of each device by the device. */
 static rsd_status digest_extents(void *context)
 {
     struct tensor_digests *d = context;
-    struct box_digests all = {.d = d};
-    pthread_mutex_init(&all.lock, NULL);
-    pool_run(d->operation.io.pool, (int64_t)d->items.manifest.catalog.nextents, digest_extent,
-             &all);
-    pthread_mutex_destroy(&all.lock);
-    return digest_devices(d, all.used, MAX_DEVICES);
+    TRY(find_box_devices(d));
+    pool_run(d->operation.io.pool, (int64_t)d->items.manifest.catalog.nextents, digest_extent, d);
+    return digest_devices(d);
 }
 
 /* ---- the call ---- */
@@ -209,6 +202,7 @@ rsd_status rsd_digest_tensors(int64_t n, const rsd_tensor *tensors, const rsd_io
     if (!status)
         status = format_tensor_digests(&d, n, tensors, digests);
     mem_free(d.digests.list);
+    mem_free(d.devices);
     memory_manifest_drop(&d.items);
     return operation_close(&d.operation, status, NULL);
 }

@@ -123,7 +123,8 @@ static rsd_status start_transfer(const struct loading *loading, size_t first, si
         copy_i64s(sink.lo, box->box.lo, transfer->ndim);
         copy_i64s(sink.len, box->box.len, transfer->ndim);
         copy_i64s(sink.strides, box->strides, transfer->ndim);
-        if (box->memory)
+        status = memory_find_device(box->memory, &sink.device);
+        if (box->memory && !status)
             transfer_add_sink(transfer, &sink);
     }
     arrays_drop_slices(&boxes);

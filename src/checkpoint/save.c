@@ -189,9 +189,10 @@ static rsd_status copy_array(struct memory_manifest *items, struct scratch *scra
     const int64_t *len = tensor_box_len(catalog, tensor, box);
     int64_t dense[RSD_MAX_DIMS] = {0};
     char *to = copies + *at;
-    int device;
+    struct memory_device *device;
     box_packed_strides(tensor->ndim, len, element_nbytes, dense);
-    if (tile_device_has(memory->memory, &device))
+    TRY(memory_find_device(memory->memory, &device));
+    if (device)
         TRY(tile_device_read_array(scratch, device, tensor->ndim, len, element_nbytes,
                                    memory->memory, memory->strides, to));
     else

@@ -32,7 +32,7 @@ static bool is_readable(const void *address)
     return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1 || errno != EFAULT;
 }
 
-struct cuda_place cuda_find_place(const void *address)
+bool cuda_find_place(const void *address, struct memory_place *place)
 {
     const struct driver *cu = driver_if_loaded();
     unsigned type = 0;
@@ -42,16 +42,18 @@ struct cuda_place cuda_find_place(const void *address)
     int attributes[] = {CU_POINTER_MEMORY_TYPE, CU_POINTER_DEVICE_ORDINAL, CU_POINTER_IS_MANAGED,
                         CU_POINTER_BUFFER_ID};
     void *values[] = {&type, &ordinal, &managed, &number};
+    if (!cu)
+        return false;
     cu_result result =
-        cu ? cu->cuPointerGetAttributes(4, attributes, values, (cu_address)(uintptr_t)address) : 0;
-    if (!cu || result || type == 0)
-        return (struct cuda_place){
-            .device = -1, .for_host = !result || !driver_is_forked() || is_readable(address)};
+        cu->cuPointerGetAttributes(4, attributes, values, (cu_address)(uintptr_t)address);
+    if (result || type == 0) /* of a parent's memory only the kind is known */
+        return result && driver_is_forked() && !is_readable(address);
     bool pinned = type == CU_MEMORY_TYPE_HOST && !managed;
-    return (struct cuda_place){.device = pinned ? -1 : ordinal,
-                               .for_kernels = true,
-                               .for_host = pinned || managed,
-                               .allocation = number};
+    place->device = pinned ? -1 : ordinal;
+    place->for_kernels = true;
+    place->for_host = pinned || managed;
+    place->allocation = number;
+    return true;
 }
 
 /* ---- devices ---- */
@@ -59,8 +61,8 @@ struct cuda_place cuda_find_place(const void *address)
 /* Reads what is needed to know of a device, and retains its primary context. */
 static rsd_status open_context(const struct driver *cu, int ordinal, struct cuda_device *device)
 {
+    device->base = (struct memory_device){&cuda_kind, ordinal};
     device->cu = cu;
-    device->ordinal = ordinal;
     pthread_mutex_init(&device->lock, NULL);
     CU_TRY(cuDeviceGet, &device->device, ordinal);
     CU_TRY(cuDeviceGetAttribute, &device->major, CU_DEVICE_MAJOR, device->device);
@@ -70,7 +72,7 @@ static rsd_status open_context(const struct driver *cu, int ordinal, struct cuda
     return RSD_OK;
 }
 
-rsd_status cuda_open_device(int ordinal, struct cuda_device **out)
+rsd_status cuda_open_device(int ordinal, struct memory_device **out)
 {
     const struct driver *cu;
     TRY(driver_open(&cu));
@@ -87,7 +89,8 @@ rsd_status cuda_open_device(int ordinal, struct cuda_device **out)
         else
             devices.list[ordinal] = device;
     }
-    *out = devices.list[ordinal];
+    if (!status)
+        *out = &devices.list[ordinal]->base;
     pthread_mutex_unlock(&devices.lock);
     return status;
 }
@@ -112,19 +115,18 @@ rsd_status device_upload(const struct cuda_device *device, cu_address to, const 
     return RSD_OK;
 }
 
-rsd_status cuda_enable_peer(struct cuda_device *device, int other, bool *can)
+/* Requires the lock of the device. */
+static rsd_status enable_peer(struct cuda_device *device, int other)
 {
     const struct driver *cu = device->cu;
-    struct cuda_device *peer;
-    int possible = 1;
-    *can = true;
-    if (other == device->ordinal)
-        return RSD_OK;
-    TRY(cuda_open_device(other, &peer));
+    struct memory_device *opened;
+    int possible;
+    TRY(cuda_open_device(other, &opened));
+    const struct cuda_device *peer = cuda_device_of(opened);
     CU_TRY(cuDeviceCanAccessPeer, &possible, device->device, peer->device);
-    *can = possible != 0;
     if (!possible)
-        return RSD_OK;
+        return fail(RSD_EUNSUPPORTED, "CUDA device %d cannot access the memory of device %d",
+                    device->base.ordinal, other);
     TRY(device_enter(device));
     cu_result result = cu->cuCtxEnablePeerAccess(peer->context, 0);
     device_leave(device);
@@ -132,26 +134,19 @@ rsd_status cuda_enable_peer(struct cuda_device *device, int other, bool *can)
                                                     : driver_check(result, "cuCtxEnablePeerAccess");
 }
 
-rsd_status cuda_memory_new(struct cuda_device *device, size_t nbytes, char **memory)
+rsd_status cuda_enable_access(struct memory_device *base, int other)
 {
-    cu_address address = 0;
-    TRY(device_enter(device));
-    cu_result result = device->cu->cuMemAlloc(&address, nbytes);
-    device_leave(device);
-    if (result == CU_OUT_OF_MEMORY)
-        return fail(RSD_ENOMEM, "CUDA device %d has no memory for buffers of %zu bytes",
-                    device->ordinal, nbytes);
-    TRY(driver_check(result, "cuMemAlloc"));
-    *memory = (char *)(uintptr_t)address;
-    return RSD_OK;
-}
-
-void cuda_memory_free(struct cuda_device *device, char *memory)
-{
-    if (!memory || device_enter(device))
-        return;
-    device->cu->cuMemFree((cu_address)(uintptr_t)memory);
-    device_leave(device);
+    struct cuda_device *device = cuda_device_of(base);
+    rsd_status status = RSD_OK;
+    if (other == base->ordinal)
+        return RSD_OK;
+    pthread_mutex_lock(&device->lock);
+    if (other >= MAX_DEVICES || !(device->accessible >> other & 1))
+        status = enable_peer(device, other);
+    if (!status)
+        device->accessible |= (uint64_t)1 << other;
+    pthread_mutex_unlock(&device->lock);
+    return status;
 }
 
 /* ---- kernels ---- */

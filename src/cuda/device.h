@@ -9,15 +9,22 @@
 #include <pthread.h>
 
 struct cuda_device {
+    struct memory_device base;
     const struct driver *cu;
-    int ordinal, major, minor, nprocessors;
+    int major, minor, nprocessors;
     cu_device device;
     cu_context context;
     pthread_mutex_t lock; /* of what follows */
+    uint64_t accessible;  /* a bit for each other device whose memory kernels may use */
     cu_function functions[NKERNELS];
     struct cuda_queue *kept;  /* queues for the next user */
     cu_address digest_tables; /* powers, then nibbles; 0: not made yet */
 };
+
+static inline struct cuda_device *cuda_device_of(struct memory_device *device)
+{
+    return (struct cuda_device *)(void *)device;
+}
 
 /* Makes the context of the device current until device_leave. */
 rsd_status device_enter(const struct cuda_device *device);

@@ -83,7 +83,8 @@ struct digest_tables {
 };
 
 /* Makes the tables of a launch: one entry for each of the rows, with its loops and its address. */
-static rsd_status make_tables(const struct cuda_rows *rows, size_t n, struct digest_tables *tables)
+static rsd_status make_tables(const struct digest_rows *rows, size_t n,
+                              struct digest_tables *tables)
 {
     size_t nloops = 0, next = 0;
     for (size_t i = 0; i < n; i++)
@@ -186,9 +187,10 @@ static rsd_status run_digests(struct cuda_queue *queue, struct digest_tables *ta
     return status;
 }
 
-rsd_status cuda_digest(struct cuda_queue *queue, const struct cuda_rows *rows, size_t n,
+rsd_status cuda_digest(struct memory_queue *base, const struct digest_rows *rows, size_t n,
                        uint64_t (*results)[2], size_t nresults)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     struct digest_tables tables = {0};
     if (n == 0)
         return RSD_OK;

@@ -7,7 +7,7 @@
  *     ring   | tables of launch 1 | tables of launch 2 |      free      |
  */
 #include "queue.h"
-#include "ops.h"
+#include "launch_tables.h"
 
 enum { NTHREADS = 256, BLOCKS_PER_PROCESSOR = 8 };
 
@@ -41,20 +41,22 @@ static void destroy_queue(struct cuda_queue *queue)
     mem_free(queue);
 }
 
-rsd_status cuda_queue_new(struct cuda_device *device, struct cuda_queue **out)
+rsd_status cuda_queue_new(struct memory_device *base, struct memory_queue **out)
 {
+    struct cuda_device *device = cuda_device_of(base);
     pthread_mutex_lock(&device->lock);
     struct cuda_queue *queue = device->kept;
     if (queue)
         device->kept = queue->next;
     pthread_mutex_unlock(&device->lock);
     if (queue) {
-        *out = queue;
+        *out = &queue->base;
         return RSD_OK;
     }
     queue = mem_new(1, sizeof *queue);
     if (!queue)
         return RSD_ENOMEM;
+    queue->base.kind = &cuda_kind;
     queue->device = device;
     rsd_status status = device_enter(device);
     if (!status) {
@@ -64,22 +66,21 @@ rsd_status cuda_queue_new(struct cuda_device *device, struct cuda_queue **out)
     if (status)
         destroy_queue(queue);
     else
-        *out = queue;
+        *out = &queue->base;
     return status;
 }
 
 static rsd_status wait_for_all(struct cuda_queue *queue)
 {
     if (queue->unmarked)
-        return cuda_queue_wait(queue);
-    return queue->nmarks ? cuda_queue_wait_mark(queue, queue->nmarks - 1) : RSD_OK;
+        return cuda_queue_wait(&queue->base);
+    return queue->nmarks ? cuda_queue_wait_mark(&queue->base, queue->nmarks - 1) : RSD_OK;
 }
 
 /* A queue that failed is not kept: its stream may be unusable. */
-void cuda_queue_free(struct cuda_queue *queue)
+void cuda_queue_free(struct memory_queue *base)
 {
-    if (!queue)
-        return;
+    struct cuda_queue *queue = cuda_queue_of(base);
     struct cuda_device *device = queue->device;
     if (wait_for_all(queue)) {
         destroy_queue(queue);
@@ -111,16 +112,18 @@ static bool is_forgotten(const struct cuda_queue *queue, uint64_t mark)
     return mark + NMARKS < queue->nmarks;
 }
 
-rsd_status cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark)
+rsd_status cuda_queue_mark(struct memory_queue *base, uint64_t *mark)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     TRY(device_enter(queue->device));
     rsd_status status = make_mark(queue, mark);
     device_leave(queue->device);
     return status;
 }
 
-rsd_status cuda_queue_test_mark(struct cuda_queue *queue, uint64_t mark, bool *done)
+rsd_status cuda_queue_test_mark(struct memory_queue *base, uint64_t mark, bool *done)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     *done = true;
     if (is_forgotten(queue, mark))
         return RSD_OK;
@@ -131,8 +134,9 @@ rsd_status cuda_queue_test_mark(struct cuda_queue *queue, uint64_t mark, bool *d
     return *done ? driver_check(result, "cuEventQuery") : RSD_OK;
 }
 
-rsd_status cuda_queue_wait_mark(struct cuda_queue *queue, uint64_t mark)
+rsd_status cuda_queue_wait_mark(struct memory_queue *base, uint64_t mark)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     if (is_forgotten(queue, mark))
         return RSD_OK;
     TRY(device_enter(queue->device));
@@ -141,16 +145,18 @@ rsd_status cuda_queue_wait_mark(struct cuda_queue *queue, uint64_t mark)
     return driver_check(result, "cuEventSynchronize");
 }
 
-rsd_status cuda_queue_wait(struct cuda_queue *queue)
+rsd_status cuda_queue_wait(struct memory_queue *base)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     TRY(device_enter(queue->device));
     cu_result result = queue->device->cu->cuStreamSynchronize(queue->stream);
     device_leave(queue->device);
     return driver_check(result, "cuStreamSynchronize");
 }
 
-rsd_status cuda_queue_is_idle(struct cuda_queue *queue, bool *idle)
+rsd_status cuda_queue_is_idle(struct memory_queue *base, bool *idle)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     *idle = false;
     TRY(device_enter(queue->device));
     cu_result result = queue->device->cu->cuStreamQuery(queue->stream);
@@ -173,8 +179,9 @@ static rsd_status change_stream(struct cuda_queue *queue, cu_stream next)
     return RSD_OK;
 }
 
-rsd_status cuda_queue_use_stream(struct cuda_queue *queue, void *stream)
+rsd_status cuda_queue_use_stream(struct memory_queue *base, void *stream)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     if (stream == queue->stream)
         return RSD_OK;
     TRY(device_enter(queue->device));
@@ -195,8 +202,9 @@ static rsd_status follow_stream(struct cuda_queue *queue, cu_stream stream)
     return RSD_OK;
 }
 
-rsd_status cuda_queue_follow(struct cuda_queue *queue, void *stream)
+rsd_status cuda_queue_follow(struct memory_queue *base, void *stream)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     TRY(device_enter(queue->device));
     rsd_status status = follow_stream(queue, stream);
     device_leave(queue->device);
@@ -204,86 +212,6 @@ rsd_status cuda_queue_follow(struct cuda_queue *queue, void *stream)
 }
 
 /* ---- launches ---- */
-
-/* Where the tables of a launch lie, for kernels, and how many tiles each kernel has. */
-struct launch {
-    cu_address copies, casts, sums, loops, terms, strides, arrays;
-    uint32_t ncopies, ncasts, nsums;
-    int64_t copy_tiles, cast_tiles, sum_tiles;
-};
-
-static int64_t number_copies(struct gpu_copy *copies, size_t n)
-{
-    int64_t next = 0;
-    for (size_t i = 0; i < n; i++) {
-        copies[i].first_tile = next;
-        next += gpu_copy_ntiles(&copies[i]);
-    }
-    return next;
-}
-
-static int64_t number_sums(struct gpu_sum *sums, size_t n)
-{
-    int64_t next = 0;
-    for (size_t i = 0; i < n; i++) {
-        sums[i].first_tile = next;
-        next += ceil_div(sums[i].end - sums[i].begin, GPU_SUM_TILE);
-    }
-    return next;
-}
-
-static size_t padded_nbytes(size_t nbytes)
-{
-    return (nbytes + 15) & ~(size_t)15;
-}
-
-static size_t tables_nbytes(const struct cuda_ops *tables)
-{
-    return padded_nbytes(tables->ncopies * sizeof *tables->copies) +
-           padded_nbytes(tables->ncasts * sizeof *tables->casts) +
-           padded_nbytes(tables->nsums * sizeof *tables->sums) +
-           padded_nbytes(tables->nloops * sizeof *tables->loops) +
-           padded_nbytes(tables->nterms * sizeof *tables->terms) +
-           padded_nbytes(tables->nstrides * sizeof *tables->strides);
-}
-
-static char *put_table(char **at, const void *table, size_t nbytes)
-{
-    char *begin = *at;
-    if (nbytes)
-        memcpy(begin, table, nbytes);
-    *at += padded_nbytes(nbytes);
-    return begin;
-}
-
-/* Copies tables one after the other to `at`, numbers their tiles, and sets their addresses for kernels, which
- * find `at` at `device_at`. */
-static void put_tables(const struct cuda_ops *tables, char *at, cu_address device_at,
-                       struct launch *launch)
-{
-    const char *begin = at;
-#define PUT(member, count)                                                                         \
-    (char *)put_table(&at, tables->member, tables->count * sizeof *tables->member)
-    struct gpu_copy *copies = (void *)PUT(copies, ncopies), *casts = (void *)PUT(casts, ncasts);
-    struct gpu_sum *sums = (void *)PUT(sums, nsums);
-    char *loops = PUT(loops, nloops), *terms = PUT(terms, nterms),
-         *strides = PUT(strides, nstrides);
-#undef PUT
-#define AT_DEVICE(place) (device_at + (cu_address)((const char *)(place)-begin))
-    *launch = (struct launch){.copies = AT_DEVICE(copies),
-                              .casts = AT_DEVICE(casts),
-                              .sums = AT_DEVICE(sums),
-                              .loops = AT_DEVICE(loops),
-                              .terms = AT_DEVICE(terms),
-                              .strides = AT_DEVICE(strides),
-                              .ncopies = (uint32_t)tables->ncopies,
-                              .ncasts = (uint32_t)tables->ncasts,
-                              .nsums = (uint32_t)tables->nsums};
-#undef AT_DEVICE
-    launch->copy_tiles = number_copies(copies, tables->ncopies);
-    launch->cast_tiles = number_copies(casts, tables->ncasts);
-    launch->sum_tiles = number_sums(sums, tables->nsums);
-}
 
 /* Launches a kernel over so many tiles; 0: nothing is launched. */
 static rsd_status launch_kernel(struct cuda_queue *queue, enum kernel_id id, int64_t ntiles,
@@ -364,23 +292,24 @@ static rsd_status put_addresses(struct cuda_queue *queue, const void *const *arr
 }
 
 /* Copies tables and addresses into the ring of pinned memory, and launches what they list. */
-static rsd_status run_from_ring(struct cuda_queue *queue, const struct cuda_ops *tables,
+static rsd_status run_from_ring(struct cuda_queue *queue, const struct device_ops *ops,
                                 const void *const *arrays, size_t narrays)
 {
     struct launch launch;
     char *at;
-    size_t nbytes = tables_nbytes(tables);
+    size_t nbytes = launch_tables_nbytes(ops);
     TRY(queue_take_ring(queue, nbytes + padded_nbytes(narrays * sizeof *arrays), &at));
-    put_tables(tables, at, (cu_address)(uintptr_t)at, &launch);
+    launch_put_tables(ops, at, (cu_address)(uintptr_t)at, &launch);
     if (narrays)
         memcpy(at + nbytes, arrays, narrays * sizeof *arrays);
     launch.arrays = (cu_address)(uintptr_t)(at + nbytes);
     return launch_all(queue, &launch);
 }
 
-rsd_status cuda_queue_run(struct cuda_queue *queue, const struct cuda_ops *ops,
+rsd_status cuda_queue_run(struct memory_queue *base, const struct device_ops *ops,
                           const void *const *arrays, size_t narrays)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     TRY(device_enter(queue->device));
     rsd_status status = run_from_ring(queue, ops, arrays, narrays);
     device_leave(queue->device);
@@ -390,17 +319,23 @@ rsd_status cuda_queue_run(struct cuda_queue *queue, const struct cuda_ops *ops,
 /* ---- programs ---- */
 
 struct cuda_program {
+    struct memory_program base;
     struct cuda_device *device;
     cu_address tables;
     struct launch launch;
     size_t narrays;
 };
 
+static struct cuda_program *cuda_program_of(struct memory_program *program)
+{
+    return (struct cuda_program *)(void *)program;
+}
+
 /* Copies the tables of a program to the device, where they stay. */
-static rsd_status upload_tables(struct cuda_program *program, const struct cuda_ops *tables)
+static rsd_status upload_tables(struct cuda_program *program, const struct device_ops *ops)
 {
     const struct driver *cu = program->device->cu;
-    size_t nbytes = tables_nbytes(tables);
+    size_t nbytes = launch_tables_nbytes(ops);
     if (nbytes == 0)
         return RSD_OK;
     char *copy = mem_new(nbytes, 1);
@@ -408,19 +343,21 @@ static rsd_status upload_tables(struct cuda_program *program, const struct cuda_
         return RSD_ENOMEM;
     rsd_status status = driver_check(cu->cuMemAlloc(&program->tables, nbytes), "cuMemAlloc");
     if (!status) {
-        put_tables(tables, copy, program->tables, &program->launch);
+        launch_put_tables(ops, copy, program->tables, &program->launch);
         status = device_upload(program->device, program->tables, copy, nbytes);
     }
     mem_free(copy);
     return status;
 }
 
-rsd_status cuda_program_new(struct cuda_device *device, const struct cuda_ops *ops, size_t narrays,
-                            struct cuda_program **out)
+rsd_status cuda_program_new(struct memory_device *base, const struct device_ops *ops,
+                            size_t narrays, struct memory_program **out)
 {
+    struct cuda_device *device = cuda_device_of(base);
     struct cuda_program *program = mem_new(1, sizeof *program);
     if (!program)
         return RSD_ENOMEM;
+    program->base.kind = &cuda_kind;
     program->device = device;
     program->narrays = narrays;
     rsd_status status = device_enter(device);
@@ -429,16 +366,15 @@ rsd_status cuda_program_new(struct cuda_device *device, const struct cuda_ops *o
         device_leave(device);
     }
     if (status)
-        cuda_program_free(program);
+        cuda_program_free(&program->base);
     else
-        *out = program;
+        *out = &program->base;
     return status;
 }
 
-void cuda_program_free(struct cuda_program *program)
+void cuda_program_free(struct memory_program *base)
 {
-    if (!program)
-        return;
+    struct cuda_program *program = cuda_program_of(base);
     if (program->tables && !device_enter(program->device)) {
         program->device->cu->cuMemFree(program->tables);
         device_leave(program->device);
@@ -446,7 +382,7 @@ void cuda_program_free(struct cuda_program *program)
     mem_free(program);
 }
 
-static rsd_status run_program(struct cuda_program *program, struct cuda_queue *queue,
+static rsd_status run_program(const struct cuda_program *program, struct cuda_queue *queue,
                               const void *const *arrays)
 {
     struct launch launch = program->launch;
@@ -454,11 +390,12 @@ static rsd_status run_program(struct cuda_program *program, struct cuda_queue *q
     return launch_all(queue, &launch);
 }
 
-rsd_status cuda_program_run(struct cuda_program *program, struct cuda_queue *queue,
+rsd_status cuda_program_run(struct memory_program *program, struct memory_queue *base,
                             const void *const *arrays)
 {
+    struct cuda_queue *queue = cuda_queue_of(base);
     TRY(device_enter(queue->device));
-    rsd_status status = run_program(program, queue, arrays);
+    rsd_status status = run_program(cuda_program_of(program), queue, arrays);
     device_leave(queue->device);
     return status;
 }

@@ -7,6 +7,7 @@
 enum { NMARKS = 64, RING_NBYTES = 1 << 20 };
 
 struct cuda_queue {
+    struct memory_queue base;
     struct cuda_device *device;
     struct cuda_queue *next; /* while it is kept */
     cu_stream stream, own;
@@ -19,6 +20,11 @@ struct cuda_queue {
     uint64_t ring_mark[2]; /* behind the last launch that reads each half */
     bool ring_used[2];     /* the half has such a mark */
 };
+
+static inline struct cuda_queue *cuda_queue_of(struct memory_queue *queue)
+{
+    return (struct cuda_queue *)(void *)queue;
+}
 
 /* A part of the ring that no launch reads any more. Requires device_enter. */
 rsd_status queue_take_ring(struct cuda_queue *queue, size_t nbytes, char **out);

@@ -91,7 +91,7 @@ static rsd_status use_descriptor(const struct driver *cu, cu_address base, uint6
     return RSD_OK;
 }
 
-void cuda_unexport(const struct cuda_piece *pieces, size_t n)
+void cuda_unexport(const struct memory_piece *pieces, size_t n)
 {
     pthread_mutex_lock(&exports.lock);
     for (size_t i = 0; i < n; i++) {
@@ -121,14 +121,14 @@ static rsd_status find_mapping(const struct driver *cu, cu_address address, cu_a
 
 /* Exports the mappings of the virtual memory interface that a range lies in, as descriptors. */
 static rsd_status export_pieces(const struct driver *cu, cu_address address, size_t nbytes,
-                                struct cuda_piece_list *list)
+                                struct memory_pieces *pieces, uint64_t *offset)
 {
     cu_address at = address;
     while (at < address + nbytes || at == address) {
         cu_address base;
         size_t length;
-        struct cuda_piece piece = {.pid = getpid()};
-        TRY(GROW(list->list, list->capacity, list->n + 1));
+        struct memory_piece piece = {.pid = getpid()};
+        TRY(GROW(pieces->list, pieces->capacity, pieces->n + 1));
         TRY(find_mapping(cu, at, &base, &length, &piece.id));
         pthread_mutex_lock(&exports.lock);
         rsd_status status = use_descriptor(cu, base, piece.id, &piece.fd);
@@ -136,8 +136,8 @@ static rsd_status export_pieces(const struct driver *cu, cu_address address, siz
         TRY(status);
         piece.nbytes = length;
         if (at == address)
-            list->offset = address - base;
-        list->list[list->n++] = piece;
+            *offset = address - base;
+        pieces->list[pieces->n++] = piece;
         at = base + length;
     }
     return RSD_OK;
@@ -173,48 +173,46 @@ static rsd_status find_handle(const struct driver *cu, cu_address address, struc
 
 /* Exports the allocation that a range lies in, or its mappings if it has no handle. */
 static rsd_status export_range(const struct driver *cu, cu_address address, size_t nbytes,
-                               struct cuda_piece_list *list)
+                               struct memory_pieces *pieces, uint64_t *offset)
 {
-    struct cuda_piece piece = {.pid = getpid(), .fd = -1};
+    struct memory_piece piece = {.pid = getpid(), .fd = -1};
     struct remembered found = {.id = 0};
     bool has_handle;
     TRY(find_handle(cu, address, &found, &has_handle));
     if (!has_handle)
-        return export_pieces(cu, address, nbytes, list);
-    TRY(GROW(list->list, list->capacity, list->n + 1));
+        return export_pieces(cu, address, nbytes, pieces, offset);
+    TRY(GROW(pieces->list, pieces->capacity, pieces->n + 1));
     memcpy(piece.handle, found.handle.bytes, sizeof piece.handle);
     piece.id = found.id;
     piece.nbytes = found.nbytes;
-    list->offset = address - found.base;
-    list->list[list->n++] = piece;
+    *offset = address - found.base;
+    pieces->list[pieces->n++] = piece;
     return RSD_OK;
 }
 
-rsd_status cuda_export(struct cuda_device *device, const void *address, size_t nbytes,
-                       struct cuda_piece_list *list)
+rsd_status cuda_export(struct memory_device *base, const void *address, size_t nbytes,
+                       struct memory_pieces *pieces, uint64_t *offset)
 {
+    const struct cuda_device *device = cuda_device_of(base);
+    size_t before = pieces->n;
+    pieces->kind = &cuda_kind;
     TRY(device_enter(device));
-    list->n = 0;
-    rsd_status status = export_range(device->cu, (cu_address)(uintptr_t)address, nbytes, list);
+    rsd_status status =
+        export_range(device->cu, (cu_address)(uintptr_t)address, nbytes, pieces, offset);
     device_leave(device);
     if (status) {
-        cuda_unexport(list->list, list->n);
-        list->n = 0;
+        cuda_unexport(pieces->list + before, pieces->n - before);
+        pieces->n = before;
     }
     return status;
-}
-
-void cuda_piece_list_drop(struct cuda_piece_list *list)
-{
-    mem_free(list->list);
-    *list = (struct cuda_piece_list){0};
 }
 
 /* ---- importing ---- */
 
 struct cuda_mapping {
+    struct memory_mapping base;
     struct cuda_device *device;
-    cu_address base;
+    cu_address address;
     size_t nbytes;  /* reserved; 0: an IPC handle */
     size_t nmapped; /* bytes of it that are mapped */
 };
@@ -233,7 +231,7 @@ static int copy_descriptor(int32_t pid, int32_t fd)
 }
 
 /* Maps a descriptor of another process behind the pieces that are mapped already. */
-static rsd_status map_piece(struct cuda_mapping *mapping, const struct cuda_piece *piece)
+static rsd_status map_piece(struct cuda_mapping *mapping, const struct memory_piece *piece)
 {
     const struct driver *cu = mapping->device->cu;
     uint64_t handle;
@@ -245,7 +243,7 @@ static rsd_status map_piece(struct cuda_mapping *mapping, const struct cuda_piec
         cu->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)fd, CU_HANDLE_POSIX_FD);
     close(fd);
     TRY(driver_check(result, "cuMemImportFromShareableHandle"));
-    result = cu->cuMemMap(mapping->base + mapping->nmapped, piece->nbytes, 0, handle, 0);
+    result = cu->cuMemMap(mapping->address + mapping->nmapped, piece->nbytes, 0, handle, 0);
     cu->cuMemRelease(handle);
     TRY(driver_check(result, "cuMemMap"));
     mapping->nmapped += piece->nbytes;
@@ -253,37 +251,38 @@ static rsd_status map_piece(struct cuda_mapping *mapping, const struct cuda_piec
 }
 
 /* Maps all pieces of a range one after the other, so that its addresses are contiguous. */
-static rsd_status map_pieces(struct cuda_mapping *mapping, const struct cuda_piece *pieces,
+static rsd_status map_pieces(struct cuda_mapping *mapping, const struct memory_piece *pieces,
                              size_t n)
 {
     const struct driver *cu = mapping->device->cu;
-    struct cu_access access = {{CU_LOCATION_DEVICE, mapping->device->ordinal},
+    struct cu_access access = {{CU_LOCATION_DEVICE, mapping->device->base.ordinal},
                                CU_ACCESS_READ_WRITE};
     size_t nbytes = 0;
     for (size_t i = 0; i < n; i++)
         if (__builtin_add_overflow(nbytes, pieces[i].nbytes, &nbytes))
             return fail(RSD_EPEER, "pid %d exports pieces of more than 2^64 bytes",
                         (int)pieces[i].pid);
-    CU_TRY(cuMemAddressReserve, &mapping->base, nbytes, 0, 0, 0);
+    CU_TRY(cuMemAddressReserve, &mapping->address, nbytes, 0, 0, 0);
     mapping->nbytes = nbytes;
     for (size_t i = 0; i < n; i++)
         TRY(map_piece(mapping, &pieces[i]));
-    CU_TRY(cuMemSetAccess, mapping->base, nbytes, &access, 1);
+    CU_TRY(cuMemSetAccess, mapping->address, nbytes, &access, 1);
     return RSD_OK;
 }
 
-static rsd_status open_handle(struct cuda_mapping *mapping, const struct cuda_piece *piece)
+static rsd_status open_handle(struct cuda_mapping *mapping, const struct memory_piece *piece)
 {
     const struct driver *cu = mapping->device->cu;
     struct cu_ipc_handle handle;
     memcpy(handle.bytes, piece->handle, sizeof handle.bytes);
-    CU_TRY(cuIpcOpenMemHandle, &mapping->base, handle, CU_IPC_LAZY_PEER_ACCESS);
+    CU_TRY(cuIpcOpenMemHandle, &mapping->address, handle, CU_IPC_LAZY_PEER_ACCESS);
     return RSD_OK;
 }
 
-rsd_status cuda_import(struct cuda_device *device, const struct cuda_piece *pieces, size_t n,
-                       struct cuda_mapping **out)
+rsd_status cuda_import(struct memory_device *base, const struct memory_piece *pieces, size_t n,
+                       struct memory_mapping **out)
 {
+    struct cuda_device *device = cuda_device_of(base);
     struct cuda_mapping *mapping = mem_new(1, sizeof *mapping);
     if (!mapping)
         return RSD_ENOMEM;
@@ -294,30 +293,25 @@ rsd_status cuda_import(struct cuda_device *device, const struct cuda_piece *piec
                                             : map_pieces(mapping, pieces, n);
         device_leave(device);
     }
+    mapping->base = (struct memory_mapping){&cuda_kind, (const char *)(uintptr_t)mapping->address};
     if (status)
-        cuda_mapping_free(mapping);
+        cuda_unmap(&mapping->base);
     else
-        *out = mapping;
+        *out = &mapping->base;
     return status;
 }
 
-const char *cuda_mapping_base(const struct cuda_mapping *mapping)
+void cuda_unmap(struct memory_mapping *base)
 {
-    return (const char *)(uintptr_t)mapping->base;
-}
-
-void cuda_mapping_free(struct cuda_mapping *mapping)
-{
-    if (!mapping)
-        return;
+    struct cuda_mapping *mapping = (struct cuda_mapping *)(void *)base;
     const struct driver *cu = mapping->device->cu;
-    if (mapping->base && !device_enter(mapping->device)) {
+    if (mapping->address && !device_enter(mapping->device)) {
         if (mapping->nmapped)
-            cu->cuMemUnmap(mapping->base, mapping->nmapped);
+            cu->cuMemUnmap(mapping->address, mapping->nmapped);
         if (mapping->nbytes)
-            cu->cuMemAddressFree(mapping->base, mapping->nbytes);
+            cu->cuMemAddressFree(mapping->address, mapping->nbytes);
         else
-            cu->cuIpcCloseMemHandle(mapping->base);
+            cu->cuIpcCloseMemHandle(mapping->address);
         device_leave(mapping->device);
     }
     mem_free(mapping);

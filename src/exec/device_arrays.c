@@ -1,4 +1,4 @@
-/* device_arrays.c - the arrays of a run, for kernels of a CUDA device.
+/* device_arrays.c - the arrays of a run, for kernels of a device.
  *
  * Kernels use memory of their device, of devices that it can access, managed memory and pinned memory. Pageable
  * arrays are pinned for the time of the run.
@@ -26,45 +26,45 @@ bool device_arrays_uses(const struct run_arrays *arrays, int64_t number)
     return span->used && span->nbytes > 0;
 }
 
-int device_arrays_choose(const struct run_arrays *arrays, bool ordered)
+rsd_status device_arrays_choose(const struct run_arrays *arrays, bool ordered,
+                                struct memory_device **device)
 {
-    if (!cuda_is_loaded())
-        return -1;
+    *device = NULL;
+    if (!memory_has_devices())
+        return RSD_OK;
     for (int64_t i = 0; i < arrays->nsrc + arrays->ndst; i++) {
         const void *address = device_arrays_address(arrays, i);
         if (!device_arrays_uses(arrays, i) || !address)
             continue;
-        struct cuda_place place = cuda_find_place(address);
+        struct memory_place place = memory_find_place(address);
         if (!place.for_host || (ordered && place.device >= 0))
-            return place.device < 0 ? 0 : place.device;
+            return place.kind->open_device(place.device, device);
     }
-    return -1;
+    return RSD_OK;
 }
 
-rsd_status device_arrays_new(int ordinal, const struct run_arrays *arrays,
+rsd_status device_arrays_new(struct memory_device *device, const struct run_arrays *arrays,
                              struct device_arrays *out)
 {
     size_t narrays = (size_t)(arrays->nsrc + arrays->ndst);
-    struct device_arrays there = {.ordinal = ordinal};
+    struct device_arrays there = {.device = device};
     if (narrays > UINT32_MAX)
-        return fail(RSD_ELIMIT, "more than 2^32 arrays for a GPU");
+        return fail(RSD_ELIMIT, "more than 2^32 arrays for a device");
     there.addresses = mem_new(narrays, sizeof *there.addresses);
     there.places = mem_new(narrays, sizeof *there.places);
     there.pinned = mem_new(narrays, sizeof *there.pinned);
-    rsd_status status = there.addresses && there.places && there.pinned ? RSD_OK : RSD_ENOMEM;
-    if (!status)
-        status = cuda_open_device(ordinal, &there.device);
-    if (status)
+    if (!there.addresses || !there.places || !there.pinned) {
         device_arrays_drop(&there);
-    else
-        *out = there;
-    return status;
+        return RSD_ENOMEM;
+    }
+    *out = there;
+    return RSD_OK;
 }
 
 void device_arrays_release(struct device_arrays *there)
 {
     while (there->npinned > 0)
-        cuda_unregister(there->device, there->pinned[--there->npinned].begin);
+        there->device->kind->unpin(there->device, there->pinned[--there->npinned].begin);
 }
 
 void device_arrays_drop(struct device_arrays *there)
@@ -76,18 +76,15 @@ void device_arrays_drop(struct device_arrays *there)
     *there = (struct device_arrays){0};
 }
 
-/* Lets kernels of this device use the memory of another. EUNSUPPORTED: they cannot. */
-static rsd_status check_access(struct device_arrays *there, int other)
+/* Lets kernels of a device use an array, if it lies on another device. EUNSUPPORTED: they cannot. */
+static rsd_status enable_access(struct memory_device *device, const struct memory_place *place)
 {
-    bool can = true;
-    if (other < 0 || other == there->ordinal || there->accessible & (uint64_t)1 << other)
+    if (place->device < 0)
         return RSD_OK;
-    TRY(cuda_enable_peer(there->device, other, &can));
-    if (!can)
-        return fail(RSD_EUNSUPPORTED, "CUDA device %d cannot access the memory of device %d",
-                    there->ordinal, other);
-    there->accessible |= (uint64_t)1 << other;
-    return RSD_OK;
+    if (place->kind != device->kind)
+        return fail(RSD_EUNSUPPORTED, "%s device %d cannot access the memory of %s device %d",
+                    device->kind->name, device->ordinal, place->kind->name, place->device);
+    return device->kind->enable_access(device, place->device);
 }
 
 /* Adds the pages of an array. Arrays come in the order of their addresses. */
@@ -110,7 +107,7 @@ static rsd_status pin_pages(struct device_arrays *there)
     size_t wanted = there->npinned;
     for (there->npinned = 0; there->npinned < wanted; there->npinned++) {
         const struct page_range *range = &there->pinned[there->npinned];
-        rsd_status status = cuda_register(there->device, range->begin, range->nbytes);
+        rsd_status status = there->device->kind->pin(there->device, range->begin, range->nbytes);
         if (status) {
             device_arrays_release(there);
             return fail_in(status, "an array in pageable memory: ");
@@ -127,11 +124,11 @@ rsd_status device_arrays_prepare(struct device_arrays *there, const struct run_a
         int64_t number = arrays->order[i];
         const void *address = device_arrays_address(arrays, number);
         there->addresses[number] = address;
-        there->places[number] = (struct cuda_place){.device = -1};
+        there->places[number] = (struct memory_place){.device = -1};
         if (!device_arrays_uses(arrays, number))
             continue;
-        there->places[number] = cuda_find_place(address);
-        status = check_access(there, there->places[number].device);
+        there->places[number] = memory_find_place(address);
+        status = enable_access(there->device, &there->places[number]);
         if (!there->places[number].for_kernels)
             add_pages(there, address, array_span_of(arrays, number)->nbytes);
     }

@@ -1,13 +1,13 @@
-/* device_arrays.h - the arrays of a run, for kernels of a CUDA device. Private to exec. */
+/* device_arrays.h - the arrays of a run, for kernels of a device. Private to exec. */
 #ifndef DEVICE_ARRAYS_H
 #define DEVICE_ARRAYS_H
 
-#include "cuda.h"
 #include "run_arrays.h"
 
-/* Returns the device whose kernels must do a run, or -1 if the CPU can do it. With `ordered`, the run belongs
+/* Opens the device whose kernels must do a run. *device is NULL if the CPU can do it. With `ordered`, the run belongs
  * into a stream, so managed memory is left to kernels too. */
-int device_arrays_choose(const struct run_arrays *arrays, bool ordered);
+rsd_status device_arrays_choose(const struct run_arrays *arrays, bool ordered,
+                                struct memory_device **device);
 
 /* Whole pages of pageable memory. */
 struct page_range {
@@ -17,16 +17,14 @@ struct page_range {
 
 /* What is kept between runs. */
 struct device_arrays {
-    struct cuda_device *device;
-    int ordinal;
-    uint64_t accessible;       /* a bit for each other device that this one can access */
-    const void **addresses;    /* of the current run: sources, then destinations */
-    struct cuda_place *places; /* the same */
-    struct page_range *pinned; /* pageable memory that is pinned for the current run */
+    struct memory_device *device;
+    const void **addresses;      /* of the current run: sources, then destinations */
+    struct memory_place *places; /* the same */
+    struct page_range *pinned;   /* pageable memory that is pinned for the current run */
     size_t npinned;
 };
 
-rsd_status device_arrays_new(int ordinal, const struct run_arrays *arrays,
+rsd_status device_arrays_new(struct memory_device *device, const struct run_arrays *arrays,
                              struct device_arrays *out);
 /* Makes the arrays of a run usable by kernels. EUNSUPPORTED: the device cannot use one of them. */
 rsd_status device_arrays_prepare(struct device_arrays *there, const struct run_arrays *arrays);

@@ -1,4 +1,4 @@
-/* device_run.h - runs in one process by kernels of a CUDA device. Private to exec. */
+/* device_run.h - runs in one process by kernels of a device. Private to exec. */
 #ifndef DEVICE_RUN_H
 #define DEVICE_RUN_H
 
@@ -12,9 +12,9 @@ struct array_bases {
 typedef struct array_bases array_bases_of(const void *context, int32_t rank);
 
 /* Adds a copy or a sum of a program, whose destination is array first_dst + dst. */
-rsd_status device_add_copy(struct cuda_ops *ops, const struct program *program,
+rsd_status device_add_copy(struct device_ops *ops, const struct program *program,
                            const struct copy_op *op, struct array_bases from, int64_t first_dst);
-rsd_status device_add_sum(struct cuda_ops *ops, const struct program *program,
+rsd_status device_add_sum(struct device_ops *ops, const struct program *program,
                           const struct sum_op *sum, array_bases_of *bases_of, const void *context,
                           int64_t first_dst);
 
@@ -23,8 +23,9 @@ struct device_run;
 
 /* Queues a run. Sets *pageable if an array lies in pageable memory: then the caller must wait before the memory
  * is used. *run starts as NULL. EUNSUPPORTED: a library is missing, or the device cannot use an array. */
-rsd_status device_run_start(struct device_run **run, int device, const struct program *program,
-                            const struct run_arrays *arrays, void *stream, bool *pageable);
+rsd_status device_run_start(struct device_run **run, struct memory_device *device,
+                            const struct program *program, const struct run_arrays *arrays,
+                            void *stream, bool *pageable);
 rsd_status device_run_wait(struct device_run *run);
 void device_run_free(struct device_run *run); /* accepts NULL */
 

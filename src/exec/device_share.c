@@ -43,7 +43,7 @@ static bool is_unchanged(const struct device_exports *exports, const struct devi
     return true;
 }
 
-static bool is_device_memory(const struct cuda_place *place)
+static bool is_device_memory(const struct memory_place *place)
 {
     return place->device >= 0 && !place->for_host;
 }
@@ -52,31 +52,22 @@ static bool is_device_memory(const struct cuda_place *place)
 static rsd_status list_exports(struct device_exports *exports, const struct device_arrays *arrays,
                                const struct run_arrays *run)
 {
+    struct memory_device *device = arrays->device;
     for (int64_t i = 0; i < run->nsrc + run->ndst; i++) {
         struct array_export *one = &exports->list[i];
         const struct array_span *span = span_of_array(run, i);
         *one = (struct array_export){.address = (uint64_t)(uintptr_t)arrays->addresses[i],
                                      .allocation = arrays->places[i].allocation,
-                                     .first_piece = exports->npieces};
+                                     .first_piece = exports->pieces.n};
         if (!span->sent || !is_device_memory(&arrays->places[i]))
             continue;
-        struct cuda_piece_list pieces = {0};
-        rsd_status status =
-            cuda_export(arrays->device, arrays->addresses[i], (size_t)span->nbytes, &pieces);
-        if (status) {
-            snprintf(exports->why, sizeof exports->why, "%s", rsd_error());
-        } else {
-            status = GROW(exports->pieces, exports->pieces_capacity, exports->npieces + pieces.n);
-            for (size_t k = 0; k < pieces.n && !status; k++)
-                exports->pieces[exports->npieces++] = pieces.list[k];
-            if (status)
-                cuda_unexport(pieces.list, pieces.n);
-            one->npieces = status ? 0 : pieces.n;
-            one->offset = pieces.offset;
-        }
-        cuda_piece_list_drop(&pieces);
+        rsd_status status = device->kind->export_range(
+            device, arrays->addresses[i], (size_t)span->nbytes, &exports->pieces, &one->offset);
         if (status == RSD_ENOMEM)
             return status;
+        if (status)
+            snprintf(exports->why, sizeof exports->why, "%s", rsd_error());
+        one->npieces = exports->pieces.n - one->first_piece;
     }
     return RSD_OK;
 }
@@ -84,9 +75,9 @@ static rsd_status list_exports(struct device_exports *exports, const struct devi
 /* Puts the lists into shared memory, into a larger segment if they need one. */
 static rsd_status publish_exports(struct exchange *x, struct device_exports *exports)
 {
-    struct export_header header = {(uint64_t)(x->arrays.nsrc + x->arrays.ndst), exports->npieces};
+    struct export_header header = {(uint64_t)(x->arrays.nsrc + x->arrays.ndst), exports->pieces.n};
     size_t arrays_nbytes = (size_t)header.narrays * sizeof *exports->list,
-           pieces_nbytes = exports->npieces * sizeof *exports->pieces,
+           pieces_nbytes = exports->pieces.n * sizeof *exports->pieces.list,
            nbytes = sizeof header + arrays_nbytes + pieces_nbytes;
     if (!exports->segment.base || shared_segment_capacity(&exports->segment) < nbytes) {
         shared_segment_drop(&exports->segment);
@@ -96,7 +87,7 @@ static rsd_status publish_exports(struct exchange *x, struct device_exports *exp
     memcpy(at, &header, sizeof header);
     memcpy(at + sizeof header, exports->list, arrays_nbytes);
     if (pieces_nbytes)
-        memcpy(at + sizeof header + arrays_nbytes, exports->pieces, pieces_nbytes);
+        memcpy(at + sizeof header + arrays_nbytes, exports->pieces.list, pieces_nbytes);
     x->host->exported->segment = shared_segment_name(&exports->segment);
     atomic_fetch_add_explicit(&x->host->exported->version, 1, memory_order_release);
     return RSD_OK;
@@ -112,16 +103,13 @@ rsd_status device_export_arrays(struct exchange *x, const struct device_arrays *
         exports->list = mem_new((size_t)narrays, sizeof *exports->list);
     if (!exports->list)
         return RSD_ENOMEM;
-    struct cuda_piece *before = exports->pieces;
-    size_t nbefore = exports->npieces;
-    exports->pieces = NULL;
-    exports->npieces = exports->pieces_capacity = 0;
+    struct memory_pieces before = exports->pieces;
+    exports->pieces = (struct memory_pieces){0};
     rsd_status status = list_exports(exports, arrays, &x->arrays);
     if (!status)
         status = publish_exports(x, exports);
-    cuda_unexport(before, nbefore); /* after those of this run, which are often the same */
-    mem_free(before);
-    if (status) { /* the next run tries again */
+    memory_pieces_drop(&before); /* after those of this run, which are often the same */
+    if (status) {                /* the next run tries again */
         mem_free(exports->list);
         exports->list = NULL;
     }
@@ -136,9 +124,8 @@ bool device_exports_array(const struct device_exports *exports, int64_t number)
 void device_exports_drop(struct device_exports *exports)
 {
     shared_segment_drop(&exports->segment);
-    cuda_unexport(exports->pieces, exports->npieces);
+    memory_pieces_drop(&exports->pieces);
     mem_free(exports->list);
-    mem_free(exports->pieces);
     *exports = (struct device_exports){0};
 }
 
@@ -146,7 +133,7 @@ void device_exports_drop(struct device_exports *exports)
 
 /* A mapping of consecutive pieces of another process. */
 struct device_mapping {
-    struct cuda_mapping *mapping;
+    struct memory_mapping *mapping;
     uint64_t first, last, npieces; /* the first and last numbers of the pieces */
     uint64_t nbytes, version;      /* version: of the table that named it last */
 };
@@ -154,7 +141,7 @@ struct device_mapping {
 void device_imports_drop(struct device_imports *imports)
 {
     for (size_t i = 0; i < imports->n; i++)
-        cuda_mapping_free(imports->list[i].mapping);
+        imports->list[i].mapping->kind->unmap(imports->list[i].mapping);
     mem_free(imports->list);
     mem_free(imports->addresses);
     shared_segment_drop(&imports->table);
@@ -162,8 +149,8 @@ void device_imports_drop(struct device_imports *imports)
 }
 
 /* Returns the mapping of these pieces. Maps them if that was not done in an earlier run. */
-static rsd_status find_device_mapping(struct device_imports *imports, struct cuda_device *device,
-                                      const struct cuda_piece *pieces, uint64_t npieces,
+static rsd_status find_device_mapping(struct device_imports *imports, struct memory_device *device,
+                                      const struct memory_piece *pieces, uint64_t npieces,
                                       const struct device_mapping **out)
 {
     struct device_mapping wanted = {.first = pieces[0].id,
@@ -182,7 +169,7 @@ static rsd_status find_device_mapping(struct device_imports *imports, struct cud
         }
     }
     TRY(GROW(imports->list, imports->capacity, imports->n + 1));
-    TRY(cuda_import(device, pieces, (size_t)npieces, &wanted.mapping));
+    TRY(device->kind->import_range(device, pieces, (size_t)npieces, &wanted.mapping));
     imports->list[imports->n] = wanted;
     *out = &imports->list[imports->n++];
     return RSD_OK;
@@ -198,13 +185,13 @@ static void drop_old_mappings(struct device_imports *imports)
         if (imports->version - imports->list[i].version < KEPT_VERSIONS)
             imports->list[kept++] = imports->list[i];
         else
-            cuda_mapping_free(imports->list[i].mapping);
+            imports->list[i].mapping->kind->unmap(imports->list[i].mapping);
     imports->n = kept;
 }
 
 /* Maps one array. What its owner says is checked against the size of the array and of the mapping. */
-static rsd_status import_array(struct device_imports *imports, struct cuda_device *device,
-                               const struct array_export *one, const struct cuda_piece *pieces,
+static rsd_status import_array(struct device_imports *imports, struct memory_device *device,
+                               const struct array_export *one, const struct memory_piece *pieces,
                                uint64_t npieces, uint64_t nbytes, const void **address)
 {
     const struct device_mapping *mapping;
@@ -218,13 +205,13 @@ static rsd_status import_array(struct device_imports *imports, struct cuda_devic
     TRY(find_device_mapping(imports, device, pieces + one->first_piece, one->npieces, &mapping));
     if (one->offset > mapping->nbytes || nbytes > mapping->nbytes - one->offset)
         return fail(RSD_EPEER, "an array lies outside of its device memory");
-    *address = cuda_mapping_base(mapping->mapping) + one->offset;
+    *address = mapping->mapping->base + one->offset;
     return RSD_OK;
 }
 
 /* Maps all arrays in the table of another rank. EPEER: the table is invalid. */
 static rsd_status import_table(struct device_imports *imports, const struct host_rank *host,
-                               struct cuda_device *device, char *table, uint64_t capacity)
+                               struct memory_device *device, char *table, uint64_t capacity)
 {
     struct export_header header = {0};
     uint64_t narrays = (uint64_t)(host->arrays.nsrc + host->arrays.ndst);
@@ -232,10 +219,11 @@ static rsd_status import_table(struct device_imports *imports, const struct host
         memcpy(&header, table, sizeof header);
     uint64_t left = capacity < sizeof header ? 0 : capacity - sizeof header;
     if (header.narrays != narrays || narrays > left / sizeof(struct array_export) ||
-        header.npieces > (left - narrays * sizeof(struct array_export)) / sizeof(struct cuda_piece))
+        header.npieces >
+            (left - narrays * sizeof(struct array_export)) / sizeof(struct memory_piece))
         return fail(RSD_EPEER, "invalid table of device memory");
     const struct array_export *list = (const void *)(table + sizeof header);
-    const struct cuda_piece *pieces = (const void *)(list + narrays);
+    const struct memory_piece *pieces = (const void *)(list + narrays);
     for (uint64_t i = 0; i < narrays; i++) {
         const struct array_span *span = span_of_array(&host->arrays, (int64_t)i);
         struct array_export one = list[i];
@@ -271,7 +259,7 @@ static rsd_status copy_table(const struct host_rank *host, struct device_imports
     return *table ? RSD_OK : RSD_ENOMEM;
 }
 
-rsd_status device_import_arrays(const struct host_rank *host, struct cuda_device *device,
+rsd_status device_import_arrays(const struct host_rank *host, struct memory_device *device,
                                 struct device_imports *imports)
 {
     uint64_t version = atomic_load_explicit(&host->exported->version, memory_order_acquire), nbytes;

@@ -3,7 +3,7 @@
  *     exchange_compile.c   what this rank sends and receives: messages of packed boxes, and combined boxes
  *     host_data.c          arrays and ring buffers that the ranks of a host export to each other
  *     channel.c            one message in progress: over a transport or through shared memory
- *     exchange_device.c    the same for arrays on a CUDA device
+ *     exchange_device.c    the same for arrays on a device
  *     exchange_rounds.c    messages on a device, by a transport that takes them
  *     device_share.c       device memory that the ranks of a host export to each other
  *     exchange_bind.c      binding
@@ -137,7 +137,7 @@ struct exchange {
     size_t nchannels;
     char *buffers; /* of all channels */
     size_t buffers_nbytes;
-    struct exchange_device *device; /* NULL: no run was done by a GPU yet */
+    struct exchange_device *device; /* NULL: no run was done by a device yet */
     bool on_device;                 /* the current run */
     bool decided;                   /* how the receives of the current stage on a device are done */
     bool sums_on_device;            /* the reductions of this run */

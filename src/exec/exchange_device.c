@@ -1,4 +1,4 @@
-/* exchange_device.c - runs between ranks whose arrays lie on a CUDA device.
+/* exchange_device.c - runs between ranks whose arrays lie on a device.
  *
  *     ranks of the host       one kernel of the receiver reads the device memory of all senders
  *     where that fails        a kernel packs into a ring buffer or a message, another one unpacks
@@ -21,20 +21,19 @@ struct device_peer {
 struct exchange_device {
     struct device_arrays arrays;
     struct device_exports exports;
-    struct cuda_queue *queue;
-    struct cuda_ops *ops;
+    struct memory_queue *queue;
+    struct device_ops ops;
     const void **addresses; /* of boxes that are packed or unpacked */
     size_t naddresses, addresses_capacity;
     const void **arrays_of_host; /* the arrays of this rank, then those of each rank of its host */
     int64_t *first_of_host;      /* the number of the first, by index in the host */
     size_t narrays_of_host;
-    struct cuda_program *all[MAX_STAGES]; /* all copies and sums of a stage */
-    struct cuda_program *own[MAX_STAGES]; /* copies that stay on this rank */
-    struct cuda_program **direct;         /* by channel: copies from arrays of its sender */
-    struct device_peer *peers;            /* by index in the host */
-    struct rounds *rounds;                /* NULL: none */
-    struct cuda_pinned buffers;
-    char *reducer;
+    struct memory_program *all[MAX_STAGES]; /* all copies and sums of a stage */
+    struct memory_program *own[MAX_STAGES]; /* copies that stay on this rank */
+    struct memory_program **direct;         /* by channel: copies from arrays of its sender */
+    struct device_peer *peers;              /* by index in the host */
+    struct rounds *rounds;                  /* NULL: none */
+    struct memory_buffer buffers, reducer;
     bool segment_pinned;
     bool was_idle;               /* the stream, when the run started: it waits for nothing */
     uint64_t before, stage_mark; /* marks: what the run waits for, and the launch of this stage */
@@ -50,16 +49,17 @@ struct exchange_device {
 static void drop_peers(struct exchange *x)
 {
     struct exchange_device *device = x->device;
+    struct memory_device *by = device->arrays.device;
     for (int32_t i = 0; device->peers && i < x->host->n; i++) {
         struct device_peer *peer = &device->peers[i];
         device_imports_drop(&peer->imports);
         if (peer->segment_pinned)
-            cuda_unregister(device->arrays.device, x->host->ranks[i].segment.base);
+            by->kind->unpin(by, x->host->ranks[i].segment.base);
         if (peer->arena_pinned)
-            cuda_unregister(device->arrays.device, x->host->ranks[i].arena.base);
+            by->kind->unpin(by, x->host->ranks[i].arena.base);
     }
     if (device->segment_pinned)
-        cuda_unregister(device->arrays.device, x->host->segment.base);
+        by->kind->unpin(by, x->host->segment.base);
     mem_free(device->peers);
 }
 
@@ -68,23 +68,23 @@ void exchange_device_drop(struct exchange *x)
     struct exchange_device *device = x->device;
     if (!device)
         return;
-    cuda_queue_free(device->queue); /* waits */
+    memory_queue_free(device->queue); /* waits */
     for (int32_t stage = 0; stage < MAX_STAGES; stage++) {
-        cuda_program_free(device->own[stage]);
-        cuda_program_free(device->all[stage]);
+        memory_program_free(device->own[stage]);
+        memory_program_free(device->all[stage]);
     }
     for (size_t i = 0; device->direct && i < x->nchannels; i++)
-        cuda_program_free(device->direct[i]);
+        memory_program_free(device->direct[i]);
     mem_free(device->direct);
     if (x->host)
         drop_peers(x);
     rounds_free(device->rounds, x->lost);
     if (!x->lost)
-        cuda_pinned_free(device->arrays.device, &device->buffers);
-    cuda_memory_free(device->arrays.device, device->reducer);
+        memory_buffer_free(&device->buffers);
+    memory_buffer_free(&device->reducer);
     device_exports_drop(&device->exports);
     device_arrays_drop(&device->arrays);
-    cuda_ops_free(device->ops);
+    device_ops_drop(&device->ops);
     mem_free(device->addresses);
     mem_free(device->arrays_of_host);
     mem_free(device->first_of_host);
@@ -101,13 +101,14 @@ static bool has_host_buffer(const struct channel *channel, int k)
 /* Moves the buffers of messages into pinned memory. */
 static rsd_status pin_buffers(struct exchange *x, struct exchange_device *device)
 {
+    struct memory_device *by = device->arrays.device;
     for (size_t i = 0; i < x->nchannels; i++)
         for (int k = 0; k < NBUFFERS; k++) {
             struct channel *channel = &x->channels[i];
             if (!has_host_buffer(channel, k))
                 continue;
             if (!device->buffers.memory)
-                TRY(cuda_pinned_new(device->arrays.device, x->buffers_nbytes, &device->buffers));
+                TRY(by->kind->buffer_new(by, true, x->buffers_nbytes, &device->buffers));
             channel->buffers[k].data =
                 device->buffers.memory + (channel->buffers[k].data - x->buffers);
         }
@@ -117,13 +118,14 @@ static rsd_status pin_buffers(struct exchange *x, struct exchange_device *device
 /* Moves the buffers of the reducer to the device. */
 static rsd_status move_reducer(struct exchange *x, struct exchange_device *device)
 {
+    struct memory_device *by = device->arrays.device;
     size_t chunk = x->ncombined ? (size_t)reduce_chunk_nbytes(x) : 0;
     if (chunk == 0)
         return RSD_OK;
-    TRY(cuda_memory_new(device->arrays.device, 2 * chunk, &device->reducer));
+    TRY(by->kind->buffer_new(by, false, 2 * chunk, &device->reducer));
     mem_free(x->reducer.own_memory);
     x->reducer.own_memory = NULL;
-    x->reducer.own = device->reducer;
+    x->reducer.own = device->reducer.memory;
     x->reducer.result = x->reducer.own + chunk;
     return RSD_OK;
 }
@@ -131,18 +133,19 @@ static rsd_status move_reducer(struct exchange *x, struct exchange_device *devic
 /* Pins the shared segments of all ranks of the host, in which their ring buffers are. */
 static rsd_status pin_segments(struct exchange *x, struct exchange_device *device)
 {
+    struct memory_device *by = device->arrays.device;
     if (!x->host)
         return RSD_OK;
     device->peers = mem_new((size_t)x->host->n, sizeof *device->peers);
     if (!device->peers)
         return RSD_ENOMEM;
-    TRY(cuda_register(device->arrays.device, x->host->segment.base, x->host->segment.nbytes));
+    TRY(by->kind->pin(by, x->host->segment.base, x->host->segment.nbytes));
     device->segment_pinned = true;
     for (int32_t i = 0; i < x->host->n; i++) {
         struct shared_segment *segment = &x->host->ranks[i].segment;
         if (!segment->base)
             continue;
-        TRY(cuda_register(device->arrays.device, segment->base, segment->nbytes));
+        TRY(by->kind->pin(by, segment->base, segment->nbytes));
         device->peers[i].segment_pinned = true;
     }
     return RSD_OK;
@@ -163,7 +166,7 @@ static rsd_status number_arrays(struct exchange *x, struct exchange_device *devi
         n += x->host->ranks[i].arrays.nsrc + x->host->ranks[i].arrays.ndst;
     }
     if (n > UINT32_MAX)
-        return fail(RSD_ELIMIT, "more than 2^32 arrays for a GPU");
+        return fail(RSD_ELIMIT, "more than 2^32 arrays for a device");
     device->narrays_of_host = (size_t)n;
     device->arrays_of_host = mem_new((size_t)n, sizeof *device->arrays_of_host);
     return device->arrays_of_host ? RSD_OK : RSD_ENOMEM;
@@ -181,55 +184,54 @@ static struct array_bases bases_of_rank(const void *context, int32_t rank)
 
 /* Makes a program of the copies of a stage: those of one sender, or of all with the sums. */
 static rsd_status make_program(struct exchange *x, int32_t stage, int32_t sender, bool all,
-                               struct cuda_program **program)
+                               struct memory_program **program)
 {
     struct exchange_device *device = x->device;
-    cuda_ops_clear(device->ops);
+    struct memory_device *by = device->arrays.device;
+    device_ops_clear(&device->ops);
     for (size_t i = 0; all && stage == 0 && i < x->program.nsums; i++)
-        TRY(device_add_sum(device->ops, &x->program, &x->program.sums[i], bases_of_rank, x,
+        TRY(device_add_sum(&device->ops, &x->program, &x->program.sums[i], bases_of_rank, x,
                            x->arrays.nsrc));
     for (size_t i = 0; i < x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
         if (op->stage == stage && (all || op->peer == sender))
-            TRY(device_add_copy(device->ops, &x->program, op, bases_of_rank(x, op->peer),
+            TRY(device_add_copy(&device->ops, &x->program, op, bases_of_rank(x, op->peer),
                                 x->arrays.nsrc));
     }
-    return cuda_program_new(device->arrays.device, device->ops, device->narrays_of_host, program);
+    return by->kind->program_new(by, &device->ops, device->narrays_of_host, program);
 }
 
 /* Queues a program that is made at its first use. */
 static rsd_status queue_program(struct exchange *x, int32_t stage, int32_t sender, bool all,
-                                struct cuda_program **program, uint64_t *mark)
+                                struct memory_program **program, uint64_t *mark)
 {
     struct exchange_device *device = x->device;
     if (!*program)
         TRY(make_program(x, stage, sender, all, program));
-    TRY(cuda_program_run(*program, device->queue, device->arrays_of_host));
-    return cuda_queue_mark(device->queue, mark);
+    TRY((*program)->kind->program_run(*program, device->queue, device->arrays_of_host));
+    return device->queue->kind->mark(device->queue, mark);
 }
 
 /* ---- starting ---- */
 
 /* Makes the device half of an exchange, at its first run with arrays on a device. */
-static rsd_status start_exchange_device(struct exchange *x, int ordinal)
+static rsd_status start_exchange_device(struct exchange *x, struct memory_device *by)
 {
     struct exchange_device *device = x->device = mem_new(1, sizeof *device);
     if (!device)
         return RSD_ENOMEM;
-    rsd_status status = device_arrays_new(ordinal, &x->arrays, &device->arrays);
-    device->direct = mem_new(x->nchannels, sizeof(struct cuda_program *));
+    rsd_status status = device_arrays_new(by, &x->arrays, &device->arrays);
+    device->direct = mem_new(x->nchannels, sizeof(struct memory_program *));
     if (!status && !device->direct)
         status = RSD_ENOMEM;
     if (!status)
-        status = cuda_queue_new(device->arrays.device, &device->queue);
-    if (!status)
-        status = cuda_ops_new(&device->ops);
+        status = by->kind->queue_new(by, &device->queue);
     if (!status)
         status = pin_segments(x, device);
     if (!status)
         status = number_arrays(x, device);
     if (!status)
-        status = rounds_start(x, device->arrays.device, &device->rounds);
+        status = rounds_start(x, by, &device->rounds);
     if (!status)
         status = pin_buffers(x, device);
     if (!status)
@@ -241,13 +243,14 @@ static rsd_status start_exchange_device(struct exchange *x, int ordinal)
 
 /* ---- the start of a run ---- */
 
-/* The device of a transport that takes no other memory; -1: none. */
-static int transport_device(const struct exchange *x)
+/* Opens the device of a transport that takes no other memory. *device stays as it is if there is none. */
+static rsd_status open_transport_device(const struct exchange *x, struct memory_device **device)
 {
     bool sends = false;
     for (size_t i = 0; i < x->nchannels; i++)
         sends = sends || !x->channels[i].host;
-    return sends ? peer_device(x->peer) : -1;
+    int ordinal = sends ? peer_device(x->peer) : -1;
+    return ordinal < 0 ? RSD_OK : memory_open_device(ordinal, device);
 }
 
 /* Counts the messages that the transport carries. */
@@ -271,20 +274,22 @@ static void count_carried(struct exchange *x)
 
 rsd_status exchange_device_prepare(struct exchange *x)
 {
-    int ordinal = device_arrays_choose(&x->arrays, x->exec.has_stream);
+    struct memory_device *by;
     x->on_device = false;
-    if (ordinal < 0)
-        ordinal = transport_device(x);
-    if (ordinal < 0 && !x->device)
+    TRY(device_arrays_choose(&x->arrays, x->exec.has_stream, &by));
+    if (!by)
+        TRY(open_transport_device(x, &by));
+    if (!by && !x->device)
         return RSD_OK;
     if (!x->device)
-        TRY(start_exchange_device(x, ordinal));
+        TRY(start_exchange_device(x, by));
     struct exchange_device *device = x->device;
+    const struct memory_device *before = device->arrays.device;
     x->on_device =
         true; /* from the first such run on: its buffers are pinned, and kernels use any memory */
-    if (ordinal >= 0 && ordinal != device->arrays.ordinal)
-        return fail(RSD_EUNSUPPORTED, "arrays were on CUDA device %d, and now are on device %d",
-                    device->arrays.ordinal, ordinal);
+    if (by && by != before)
+        return fail(RSD_EUNSUPPORTED, "arrays were on %s device %d, and now are on %s device %d",
+                    before->kind->name, before->ordinal, by->kind->name, by->ordinal);
     count_carried(x);
     device->waits_stage = false;
     TRY(device_arrays_prepare(&device->arrays, &x->arrays));
@@ -292,28 +297,28 @@ rsd_status exchange_device_prepare(struct exchange *x)
         device->arrays_of_host[i] =
             i < (size_t)(x->arrays.nsrc + x->arrays.ndst) ? device->arrays.addresses[i] : NULL;
     TRY(device_export_arrays(x, &device->arrays, &device->exports));
-    TRY(cuda_queue_use_stream(device->queue, x->exec.stream));
-    TRY(cuda_queue_is_idle(device->queue, &device->was_idle));
-    return device->was_idle ? RSD_OK : cuda_queue_mark(device->queue, &device->before);
+    TRY(device->queue->kind->use_stream(device->queue, x->exec.stream));
+    TRY(device->queue->kind->is_idle(device->queue, &device->was_idle));
+    return device->was_idle ? RSD_OK : device->queue->kind->mark(device->queue, &device->before);
 }
 
 rsd_status exchange_device_ready(struct exchange *x, bool *ready)
 {
     *ready = true;
-    return x->device->was_idle ? RSD_OK
-                               : cuda_queue_test_mark(x->device->queue, x->device->before, ready);
+    return x->device->was_idle ? RSD_OK : exchange_device_test(x, x->device->before, ready);
 }
 
 void exchange_device_end(struct exchange *x, rsd_status status)
 {
     struct exchange_device *device = x->device;
+    const struct memory_device *by = device->arrays.device;
     if (status)
-        cuda_queue_wait(device->queue); /* what was queued may still use the arrays */
+        device->queue->kind->wait(device->queue); /* what was queued may still use the arrays */
     device_arrays_release(&device->arrays);
     snprintf(device->note, sizeof device->note,
-             "CUDA device %d: %d messages read from device memory of other ranks, %d sent from "
+             "%s device %d: %d messages read from device memory of other ranks, %d sent from "
              "device memory by the transport, %d packed through pinned memory%s%s",
-             device->arrays.ordinal, device->ndirect, device->nsent, device->npacked,
+             by->kind->name, by->ordinal, device->ndirect, device->nsent, device->npacked,
              device->why[0] ? ": " : "", device->why);
 }
 
@@ -350,7 +355,7 @@ rsd_status exchange_device_stage_done(struct exchange *x, bool *done)
 {
     *done = true;
     if (x->device->waits_stage)
-        TRY(cuda_queue_test_mark(x->device->queue, x->device->stage_mark, done));
+        TRY(exchange_device_test(x, x->device->stage_mark, done));
     x->device->waits_stage = !*done;
     return RSD_OK;
 }
@@ -385,7 +390,7 @@ static rsd_status add_address(struct exchange_device *device, const void *addres
 
 void exchange_device_begin_boxes(struct exchange *x)
 {
-    cuda_ops_clear(x->device->ops);
+    device_ops_clear(&x->device->ops);
     x->device->naddresses = 0;
 }
 
@@ -405,29 +410,29 @@ rsd_status exchange_device_add_box(struct exchange *x, const struct array_box *b
         turned[i] = sending ? loop : (struct loop){loop.count, loop.dst_stride, loop.src_stride};
     }
     /* byte `at` of the packed rows is at `packed` */
-    struct cuda_copy copy = {.src = sending ? array_number : packed_number,
-                             .dst = sending ? packed_number : array_number,
-                             .src_offset = sending ? box->offset : -(int64_t)at,
-                             .dst_offset = sending ? -(int64_t)at : box->offset,
-                             .element = sending ? rows->element : element_turned(rows->element),
-                             .run = (int64_t)rows->run,
-                             .begin = (int64_t)at / rows->element.dst_unit,
-                             .end = (int64_t)(at + n) / rows->element.dst_unit,
-                             .loops = turned,
-                             .nloops = rows->nloops};
-    return cuda_ops_add_copy(device->ops, &copy);
+    struct device_copy copy = {.src = sending ? array_number : packed_number,
+                               .dst = sending ? packed_number : array_number,
+                               .src_offset = sending ? box->offset : -(int64_t)at,
+                               .dst_offset = sending ? -(int64_t)at : box->offset,
+                               .element = sending ? rows->element : element_turned(rows->element),
+                               .run = (int64_t)rows->run,
+                               .begin = (int64_t)at / rows->element.dst_unit,
+                               .end = (int64_t)(at + n) / rows->element.dst_unit,
+                               .nloops = (uint32_t)rows->nloops};
+    return device_ops_add_copy(&device->ops, &copy, turned);
 }
 
 rsd_status exchange_device_queue_boxes(struct exchange *x, uint64_t *mark)
 {
     struct exchange_device *device = x->device;
-    TRY(cuda_queue_run(device->queue, device->ops, device->addresses, device->naddresses));
-    return cuda_queue_mark(device->queue, mark);
+    const struct memory_kind *kind = device->queue->kind;
+    TRY(kind->run(device->queue, &device->ops, device->addresses, device->naddresses));
+    return kind->mark(device->queue, mark);
 }
 
 rsd_status exchange_device_test(struct exchange *x, uint64_t mark, bool *done)
 {
-    return cuda_queue_test_mark(x->device->queue, mark, done);
+    return x->device->queue->kind->test_mark(x->device->queue, mark, done);
 }
 
 rsd_status exchange_device_pack_term(struct exchange *x, const struct array_box *box, uint64_t at,
@@ -449,16 +454,16 @@ rsd_status exchange_device_combine(struct exchange *x, const struct combined_box
     uint32_t number;
     exchange_device_begin_boxes(x);
     TRY(add_address(device, x->reducer.result, &number));
-    TRY(cuda_ops_add_sum(
-        device->ops, &(struct cuda_sum){
-                         .reduction = box->reduction, .dst = number, .loops = &loop, .nloops = 1}));
+    TRY(device_ops_add_sum(
+        &device->ops, &(struct device_sum){.reduction = box->reduction, .dst = number, .nloops = 1},
+        &loop));
     for (size_t i = 0; i < box->nterms; i++) {
         TRY(add_address(device, x->reducer.terms[i], &number));
-        TRY(cuda_ops_add_term(device->ops, number, 0, &element, 1));
+        TRY(device_ops_add_term(&device->ops, number, 0, &element));
     }
     TRY(exchange_device_add_box(x, &box->to, false, x->reducer.at, n, x->reducer.result));
     TRY(exchange_device_queue_boxes(x, &mark));
-    return cuda_queue_wait_mark(device->queue, mark);
+    return device->queue->kind->wait_mark(device->queue, mark);
 }
 
 /* ---- arrays of other ranks ---- */
@@ -520,10 +525,11 @@ static rsd_status check_addresses(const struct exchange *x, const struct channel
 
 static rsd_status open_arena(struct exchange *x, int64_t index)
 {
+    struct memory_device *by = x->device->arrays.device;
     struct shared_segment *arena = &x->host->ranks[index].arena;
     if (x->device->peers[index].arena_pinned)
         return RSD_OK;
-    TRY(cuda_register(x->device->arrays.device, arena->base, arena->nbytes));
+    TRY(by->kind->pin(by, arena->base, arena->nbytes));
     x->device->peers[index].arena_pinned = true;
     return RSD_OK;
 }

@@ -1,4 +1,4 @@
-/* exchange_device.h - an exec between ranks whose arrays lie on a CUDA device. Private to exec. */
+/* exchange_device.h - an exec between ranks whose arrays lie on a device. Private to exec. */
 #ifndef EXCHANGE_DEVICE_H
 #define EXCHANGE_DEVICE_H
 
@@ -11,7 +11,7 @@ struct rounds;
 
 /* Makes the buffers of messages that a transport takes from a device, and moves the channels there. *rounds stays NULL
  * if there are none. */
-rsd_status rounds_start(struct exchange *x, struct cuda_device *device, struct rounds **rounds);
+rsd_status rounds_start(struct exchange *x, struct memory_device *device, struct rounds **rounds);
 void rounds_free(struct rounds *rounds, bool lost); /* accepts NULL */
 /* The rest accepts NULL too. */
 void rounds_begin_stage(struct rounds *rounds);
@@ -27,8 +27,7 @@ struct device_mapping;
 /* What this rank exports. Starts as {0}. */
 struct device_exports {
     struct array_export *list;
-    struct cuda_piece *pieces;
-    size_t npieces, pieces_capacity;
+    struct memory_pieces pieces;
     struct shared_segment segment;
     char why[160]; /* why an array could not be exported */
 };
@@ -50,7 +49,7 @@ struct device_imports {
 };
 
 /* Maps the arrays of a rank, if its table has changed. */
-rsd_status device_import_arrays(const struct host_rank *host, struct cuda_device *device,
+rsd_status device_import_arrays(const struct host_rank *host, struct memory_device *device,
                                 struct device_imports *imports);
 void device_imports_drop(struct device_imports *imports);
 

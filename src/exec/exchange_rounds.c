@@ -1,4 +1,4 @@
-/* exchange_rounds.c - messages in the memory of a CUDA device, by a transport that takes it.
+/* exchange_rounds.c - messages in the memory of a device, by a transport that takes it.
  *
  * In a round, each message of the stage sends its next chunk. All chunks of a round are packed by one launch, sent and
  * received as one group of the transport, and unpacked by one launch. Two rounds are in progress at a time, each with
@@ -22,8 +22,7 @@ struct rounds {
     uint64_t packed, started, finished, unpacked, cleared;
     uint64_t unpack_mark;
     rsd_device_message *messages; /* one per channel */
-    char *buffers;
-    struct cuda_device *device;
+    struct memory_buffer buffers;
 };
 
 /* ---- life ---- */
@@ -34,7 +33,7 @@ static bool joins_rounds(const struct exchange *x, const struct channel *channel
     return !channel->host && (!channel->message->reduce || x->terms_align);
 }
 
-rsd_status rounds_start(struct exchange *x, struct cuda_device *device, struct rounds **out)
+rsd_status rounds_start(struct exchange *x, struct memory_device *device, struct rounds **out)
 {
     size_t n = 0;
     for (size_t i = 0; peer_takes_device(x->peer) && i < x->nchannels; i++)
@@ -44,11 +43,10 @@ rsd_status rounds_start(struct exchange *x, struct cuda_device *device, struct r
     struct rounds *rounds = mem_new(1, sizeof *rounds);
     if (!rounds)
         return RSD_ENOMEM;
-    rounds->device = device;
     rounds->messages = mem_new(n, sizeof *rounds->messages);
     rsd_status status = rounds->messages ? RSD_OK : RSD_ENOMEM;
     if (!status)
-        status = cuda_memory_new(device, x->buffers_nbytes, &rounds->buffers);
+        status = device->kind->buffer_new(device, false, x->buffers_nbytes, &rounds->buffers);
     if (status) {
         rounds_free(rounds, false);
         return status;
@@ -57,7 +55,8 @@ rsd_status rounds_start(struct exchange *x, struct cuda_device *device, struct r
         struct channel *channel = &x->channels[i];
         channel->in_rounds = joins_rounds(x, channel);
         for (int k = 0; channel->in_rounds && k < NBUFFERS; k++)
-            channel->buffers[k].data = rounds->buffers + (channel->buffers[k].data - x->buffers);
+            channel->buffers[k].data =
+                rounds->buffers.memory + (channel->buffers[k].data - x->buffers);
     }
     *out = rounds;
     return RSD_OK;
@@ -67,8 +66,8 @@ void rounds_free(struct rounds *rounds, bool lost)
 {
     if (!rounds)
         return;
-    if (rounds->buffers && !lost)
-        cuda_memory_free(rounds->device, rounds->buffers);
+    if (!lost)
+        memory_buffer_free(&rounds->buffers);
     mem_free(rounds->messages);
     mem_free(rounds);
 }

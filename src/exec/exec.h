@@ -21,7 +21,7 @@ struct rsd_exec {
     const struct backend *backend;
     bool started;
     bool has_stream;
-    void *stream; /* of CUDA, in which runs are ordered; NULL: the default stream */
+    void *stream; /* of a device, in which runs are ordered; NULL: the default stream */
 };
 
 #endif

@@ -34,7 +34,7 @@ struct threads_exec {
     int64_t stage_nunits[MAX_STAGES];
     _Atomic int64_t stage_done[MAX_STAGES];
     struct pool_job job;
-    struct device_run *device; /* NULL: no run was done by a GPU yet */
+    struct device_run *device; /* NULL: no run was done by a device yet */
     bool on_device;            /* the current run */
 };
 
@@ -204,8 +204,9 @@ static void reset_stages(struct threads_exec *x)
 /* Queues the run if kernels must do it. */
 static rsd_status start_on_device(struct threads_exec *x, bool *pageable)
 {
-    int device = device_arrays_choose(&x->arrays, x->exec.has_stream);
-    x->on_device = device >= 0;
+    struct memory_device *device;
+    TRY(device_arrays_choose(&x->arrays, x->exec.has_stream, &device));
+    x->on_device = device != NULL;
     if (!x->on_device)
         return RSD_OK;
     return device_run_start(&x->device, device, &x->program, &x->arrays, x->exec.stream, pageable);

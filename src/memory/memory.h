@@ -1,4 +1,4 @@
-/* memory.h - strided bytes in memory: copies, reductions and casts, and memory that processes share.
+/* memory.h - strided bytes in memory: copies, reductions and casts, memory of devices, and memory that processes share.
  *
  *     box between two arrays --box_copy--> loops --copy--> rows of bytes
  *
@@ -194,6 +194,201 @@ void reduce_next(const struct reduction *reduction, struct accumulators *sums, i
                  const char *term, int64_t stride);
 void reduce_store(const struct reduction *reduction, struct accumulators *sums, int64_t n,
                   char *dst, int64_t stride);
+
+/* ---- device_ops.c: what a device does in one launch ---- */
+
+/* Units [begin, end) of rows of `run` units, which are numbered through all loops, outermost first. Units are bytes, or
+ * numbers that are converted. Arrays are numbers of addresses that a launch is given. */
+struct device_copy {
+    uint32_t src, dst;
+    int64_t src_offset, dst_offset; /* bytes */
+    struct element element;
+    int64_t run, begin, end;
+    uint32_t first_loop, nloops; /* in device_ops.loops */
+};
+
+/* A box that is combined from terms. Its loops count elements, and only their dst_stride is used. */
+struct device_sum {
+    struct reduction reduction;
+    uint32_t dst;
+    int64_t dst_offset;
+    uint32_t first_loop, nloops;
+    uint32_t first_term; /* in device_ops.terms, reduction.nterms of them */
+};
+struct device_term {
+    int64_t offset;
+    uint32_t src;
+    uint32_t first_stride; /* in device_ops.strides, one per loop of the sum */
+};
+
+/* Copies, casts and reductions. Sums come before copies, which may read their results. Starts as {0}. */
+struct device_ops {
+    struct device_copy *copies;
+    struct device_sum *sums;
+    struct loop *loops;
+    struct device_term *terms;
+    int64_t *strides;
+    size_t ncopies, nsums, nloops, nterms, nstrides;
+    size_t copies_capacity, sums_capacity, loops_capacity, terms_capacity, strides_capacity;
+};
+
+void device_ops_clear(struct device_ops *ops);
+void device_ops_drop(struct device_ops *ops);
+
+/* Adds a copy of nloops loops, if it has units. */
+rsd_status device_ops_add_copy(struct device_ops *ops, const struct device_copy *copy,
+                               const struct loop *loops);
+/* Adds a sum of nloops loops. Its terms must be added next, each with one stride per loop. */
+rsd_status device_ops_add_sum(struct device_ops *ops, const struct device_sum *sum,
+                              const struct loop *loops);
+rsd_status device_ops_add_term(struct device_ops *ops, uint32_t src, int64_t offset,
+                               const int64_t *strides);
+
+/* ---- kinds.c: kinds of memory that belong to devices ---- */
+
+/* Where an address lies. */
+struct memory_place {
+    const struct memory_kind *kind; /* that knows the address; NULL: plain memory of the host */
+    int device; /* the device whose memory it is, or that manages it; -1: memory of the host */
+    bool for_kernels;    /* kernels may use it: device memory, managed and pinned memory */
+    bool for_host;       /* the CPU may use it: everything but device memory */
+    uint64_t allocation; /* a number of the allocation that is never used again; 0: plain memory */
+};
+
+/* What a kind makes begins with one of these structs. */
+struct memory_device {
+    const struct memory_kind *kind;
+    int ordinal;
+};
+struct memory_queue {
+    const struct memory_kind *kind;
+};
+struct memory_program {
+    const struct memory_kind *kind;
+};
+struct memory_mapping {
+    const struct memory_kind *kind;
+    const char *base; /* the address of the first piece, for kernels */
+};
+
+/* Memory of a device, or pinned memory of the host, which its kernels use too. Starts as {0}. */
+struct memory_buffer {
+    struct memory_device *device;
+    bool pinned;
+    char *memory; /* NULL: none */
+    size_t nbytes;
+};
+
+/* What another process needs to map a piece of memory; plain bytes that may be sent. */
+struct memory_piece {
+    uint64_t id;     /* of the allocation, never used again in its process */
+    uint64_t nbytes; /* of the piece */
+    int32_t pid, fd; /* fd: the descriptor of the piece; -1: the handle is used */
+    char handle[64];
+};
+/* Starts as {0}. */
+struct memory_pieces {
+    const struct memory_kind *kind;
+    struct memory_piece *list;
+    size_t n, capacity;
+};
+
+/* Rows of device memory. A loop's dst_stride is that of its rows in the bytes of the whole tensor, row-major;
+ * `after` bytes of the tensor follow the end of the first row. */
+struct digest_rows {
+    const char *address;
+    int64_t run, after;
+    const struct loop *loops;
+    int32_t nloops;
+    uint32_t result;
+};
+
+/* A kind of memory: one row of the table in kinds.c. */
+struct memory_kind {
+    const char *name; /* for messages, as in "CUDA device 0" */
+
+    /* Whether this process uses the kind. If not, no address is of it. Never loads a library. */
+    bool (*is_used)(void);
+    /* Sets where an address lies, except place->kind. Returns false if it is plain memory of the host. Device memory of
+     * the parent of a fork is for neither kernels nor the CPU. */
+    bool (*find_place)(const void *address, struct memory_place *place);
+    /* The device of an ordinal, which stays open for the rest of the process. */
+    rsd_status (*open_device)(int ordinal, struct memory_device **device);
+    /* Lets kernels of a device use memory of another one of the kind. EUNSUPPORTED: they cannot. */
+    rsd_status (*enable_access)(struct memory_device *device, int other);
+
+    /* ENOMEM: the device has too little memory, or the system does not pin so much. */
+    rsd_status (*buffer_new)(struct memory_device *device, bool pinned, size_t nbytes,
+                             struct memory_buffer *buffer);
+    /* Pinned buffers are kept for the next user. Nothing may still be queued that uses the buffer. */
+    void (*buffer_free)(struct memory_buffer *buffer);
+    /* Makes pageable memory of the caller's usable by kernels until it is unpinned. Requires whole pages.
+     * EUNSUPPORTED: the system does not pin it. */
+    rsd_status (*pin)(struct memory_device *device, void *memory, size_t nbytes);
+    /* Nothing may still be queued that uses it. */
+    void (*unpin)(struct memory_device *device, void *memory);
+
+    /* A queue with a stream of its own, for one thread at a time. Queues that are freed are kept for the next user. */
+    rsd_status (*queue_new)(struct memory_device *device, struct memory_queue **queue);
+    void (*queue_free)(struct memory_queue *queue); /* waits */
+    /* Work that follows is ordered in this stream of the caller's (NULL: the default stream of the device). */
+    rsd_status (*use_stream)(struct memory_queue *queue, void *stream);
+    /* Work that follows begins after the work that a stream has now (NULL: the default stream). */
+    rsd_status (*follow_stream)(struct memory_queue *queue, void *stream);
+    /* Whether the stream of the queue has no work that is not done, also work of the caller's. */
+    rsd_status (*is_idle)(struct memory_queue *queue, bool *idle);
+    /* Waits until everything queued so far is done. */
+    rsd_status (*wait)(struct memory_queue *queue);
+    /* Marks this point of the queue. The mark is done when everything queued before it is done. A queue
+     * remembers at least its last 64 marks; older ones are done. */
+    rsd_status (*mark)(struct memory_queue *queue, uint64_t *mark);
+    rsd_status (*test_mark)(struct memory_queue *queue, uint64_t mark, bool *done);
+    rsd_status (*wait_mark)(struct memory_queue *queue, uint64_t mark);
+    /* Queues a list, one launch for each of sums, copies and casts. The list and the addresses are copied. */
+    rsd_status (*run)(struct memory_queue *queue, const struct device_ops *ops,
+                      const void *const *arrays, size_t narrays);
+
+    /* The same for a list that is run many times with other addresses: its tables stay on the device. */
+    rsd_status (*program_new)(struct memory_device *device, const struct device_ops *ops,
+                              size_t narrays, struct memory_program **program);
+    rsd_status (*program_run)(struct memory_program *program, struct memory_queue *queue,
+                              const void *const *arrays);
+    /* Requires that no run is still queued. */
+    void (*program_free)(struct memory_program *program);
+
+    /* Adds the pieces of a range of memory to a list, and sets where in the first of them it begins. EIO, EUNSUPPORTED:
+     * memory that cannot be exported, such as that of a pool; nothing is added. */
+    rsd_status (*export_range)(struct memory_device *device, const void *address, size_t nbytes,
+                               struct memory_pieces *pieces, uint64_t *offset);
+    /* Pieces keep memory allocated until then. No process may still want to map them. */
+    void (*unexport)(const struct memory_piece *pieces, size_t n);
+    /* Maps the pieces of another process's range one after the other, for kernels of a device. */
+    rsd_status (*import_range)(struct memory_device *device, const struct memory_piece *pieces,
+                               size_t n, struct memory_mapping **mapping);
+    /* Nothing may still be queued that uses it. */
+    void (*unmap)(struct memory_mapping *mapping);
+
+    /* Adds the remainders of rows to results, which are pairs of ECMA and Jones (codec/crc.h). Waits. */
+    rsd_status (*digest)(struct memory_queue *queue, const struct digest_rows *rows, size_t n,
+                         uint64_t (*results)[2], size_t nresults);
+};
+
+/* Whether this process uses a kind. If not, all addresses are plain memory of the host. */
+bool memory_has_devices(void);
+
+struct memory_place memory_find_place(const void *address);
+
+/* Opens the device whose kernels must use an address. *device is NULL if the CPU can use it, or if it is NULL. */
+rsd_status memory_find_device(const void *address, struct memory_device **device);
+
+/* Opens the device of a transport, which says its ordinal only: it is of the first kind. */
+rsd_status memory_open_device(int ordinal, struct memory_device **device);
+
+/* These accept NULL, and buffers and lists that are {0}. */
+void memory_queue_free(struct memory_queue *queue);
+void memory_program_free(struct memory_program *program);
+void memory_buffer_free(struct memory_buffer *buffer);
+void memory_pieces_drop(struct memory_pieces *pieces);
 
 /* ---- shared.c: memory that the processes of a host share ---- */
 

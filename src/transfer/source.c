@@ -106,7 +106,6 @@ void source_in_memory(struct source *source, rsd_dtype dtype, int32_t ndim, cons
     copy_i64s(source->lo, lo, ndim);
     copy_i64s(source->len, len, ndim);
     copy_i64s(source->array.strides, strides, ndim);
-    source->on_device = tile_device_has(memory, &source->device);
     pthread_mutex_init(&source->lock, NULL);
     pthread_mutex_init(&source->keeping, NULL);
 }

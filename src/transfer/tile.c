@@ -1,7 +1,7 @@
 /* tile.c - one tile of a transfer: reads its part of each source, and passes it to the sinks.
  *
  * A source in memory is used in place. Bytes that have the same order in a file and in an array are read directly
- * into the array. The others are read into a buffer, source by source, and copied from there. Arrays on a CUDA
+ * into the array. The others are read into a buffer, source by source, and copied from there. Arrays on a
  * device are copied by tile_device.c.
  */
 #include "transfer.h"
@@ -109,7 +109,7 @@ static rsd_status read_into_array(const struct tile *tile, struct tile_part *par
     const struct transfer *transfer = tile->transfer;
     const struct sink *sink = &transfer->sinks[part->sink];
     int64_t packed[RSD_MAX_DIMS];
-    if (sink->kind != SINK_MEMORY || sink->on_device || sink->dtype != transfer->dtype)
+    if (sink->kind != SINK_MEMORY || sink->device || sink->dtype != transfer->dtype)
         return RSD_OK;
     box_packed_strides(transfer->ndim, part->len, transfer->element_nbytes, packed);
     if (box_loops(transfer->ndim, part->len, element_of_bytes(transfer->element_nbytes), packed,
@@ -199,7 +199,7 @@ static rsd_status reserve_buffers(struct tile *tile)
     TRY(GROW(scratch->staged, scratch->staged_capacity, ngroups));
     size_t volume = (size_t)box_volume(transfer->ndim, tile->len);
     TRY(reserve_bytes(&scratch->cast, &scratch->cast_capacity, volume * transfer->cast_nbytes));
-    if (transfer->on_device)
+    if (transfer->device)
         return tile_device_reserve(scratch, transfer->device, need,
                                    volume * (transfer->cast_nbytes > transfer->element_nbytes
                                                  ? transfer->cast_nbytes
@@ -243,10 +243,9 @@ static rsd_status gather_from_device(const struct tile *tile, const struct tile_
                                      const int64_t *strides, char *block)
 {
     const struct transfer *transfer = tile->transfer;
-    int device = transfer->sources[part->source].device;
-    TRY(tile_device_copy(tile->scratch, device, transfer->ndim, part->len, transfer->dtype,
-                         staged_address(tile, part), staged_of(tile, part)->strides,
-                         transfer->dtype, block, strides));
+    TRY(tile_device_copy(tile->scratch, transfer->sources[part->source].device, transfer->ndim,
+                         part->len, transfer->dtype, staged_address(tile, part),
+                         staged_of(tile, part)->strides, transfer->dtype, block, strides));
     return tile_device_wait(tile->scratch);
 }
 
@@ -256,7 +255,7 @@ static rsd_status gather_parts(const struct tile *tile, const struct tile_part *
 {
     const struct transfer *transfer = tile->transfer;
     for (size_t i = 0; i < n; i++)
-        if (transfer->sources[parts[i].source].on_device)
+        if (transfer->sources[parts[i].source].device)
             TRY(gather_from_device(tile, &parts[i], strides,
                                    block + box_offset(transfer->ndim, parts[i].lo, lo, strides)));
         else
@@ -272,8 +271,7 @@ static const char *in_place(const struct tile *tile, const struct tile_part *par
                             const int64_t *strides, int64_t volume)
 {
     const struct transfer *transfer = tile->transfer;
-    if (box_volume(transfer->ndim, part->len) != volume ||
-        transfer->sources[part->source].on_device)
+    if (box_volume(transfer->ndim, part->len) != volume || transfer->sources[part->source].device)
         return NULL;
     const int64_t *from = staged_of(tile, part)->strides;
     if (box_loops(transfer->ndim, part->len, element_of_bytes(transfer->element_nbytes), from,
@@ -350,7 +348,7 @@ static rsd_status fill_sinks(const struct tile *tile)
     for (size_t first = 0, end = 0; first < tile->nparts; first = end) {
         const struct tile_part *parts = &tile->parts[first];
         enum sink_kind kind = tile->transfer->sinks[parts[0].sink].kind;
-        bool on_device = tile->transfer->sinks[parts[0].sink].on_device;
+        bool on_device = tile->transfer->sinks[parts[0].sink].device;
         while (end < tile->nparts && tile->parts[end].sink == parts[0].sink)
             end++;
         if (kind == SINK_BLOCKS)

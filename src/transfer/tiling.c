@@ -315,13 +315,9 @@ rsd_status transfer_start(struct transfer *transfer, const struct catalog *catal
 
 void transfer_add_sink(struct transfer *transfer, const struct sink *sink)
 {
-    struct sink *added = &transfer->sinks[transfer->nsinks++];
-    *added = *sink;
-    added->on_device = sink->kind == SINK_MEMORY && tile_device_has(sink->memory, &added->device);
-    if (added->on_device) {
-        transfer->on_device = true;
-        transfer->device = added->device;
-    }
+    transfer->sinks[transfer->nsinks++] = *sink;
+    if (sink->device)
+        transfer->device = sink->device;
 }
 
 /* Makes the layout of all sinks. */
@@ -365,7 +361,7 @@ rsd_status transfer_open_files(struct transfer *transfer, rsd_checkpoint *checkp
 {
     enum { DEVICE_TILE_NBYTES = 2 << 20 }; /* its CRC is computed while it is in the cache */
     TRY(open_sources(transfer, checkpoint));
-    if (transfer->on_device && max_nbytes > DEVICE_TILE_NBYTES)
+    if (transfer->device && max_nbytes > DEVICE_TILE_NBYTES)
         max_nbytes = DEVICE_TILE_NBYTES;
     return cut_tiles(transfer, max_nbytes);
 }
@@ -424,8 +420,8 @@ rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
         return RSD_ENOMEM;
     source_in_memory(&transfer->sources[0], transfer->dtype, transfer->ndim, sink->lo, sink->len,
                      memory, strides);
-    transfer->on_device = transfer->sources[0].on_device;
-    transfer->device = transfer->sources[0].device;
+    TRY(memory_find_device(memory, &transfer->device));
+    transfer->sources[0].device = transfer->device;
     return add_only_piece(transfer, max_nbytes);
 }
 

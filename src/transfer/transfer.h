@@ -2,7 +2,6 @@
 #ifndef TRANSFER_H
 #define TRANSFER_H
 
-#include "cuda.h"
 #include "format.h"
 #include "memory.h"
 #include "plan.h"
@@ -18,9 +17,8 @@ struct io_stats {
 };
 
 struct source {
-    const char *memory; /* of the first element of the box; NULL: it is in a file */
-    bool on_device;
-    int device; /* that has the memory, if one does */
+    const char *memory;           /* of the first element of the box; NULL: it is in a file */
+    struct memory_device *device; /* that has the memory; NULL: none does */
     rsd_checkpoint *checkpoint;
     size_t tensor, box;
     uint32_t file;
@@ -110,8 +108,7 @@ struct sink {
     int32_t ndim;
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     char *memory;                  /* SINK_MEMORY: of the first element of the box */
-    bool on_device;                /* set by transfer_add_sink, and */
-    int device;                    /* the device that has the memory */
+    struct memory_device *device;  /* that has the memory; NULL: none does */
     int64_t strides[RSD_MAX_DIMS]; /* bytes */
     sink_take *take; /* SINK_BLOCKS: takes blocks of the box, each dense and row-major */
     void *context;
@@ -148,14 +145,13 @@ struct transfer {
     size_t nsources;
     struct sink *sinks;
     size_t nsinks;
-    size_t cast_nbytes;     /* of the widest element that sinks convert to; 0: none converts */
-    bool in_order;          /* tiles must be done one after the other */
-    bool stream;            /* sinks in memory are large: stores bypass the cache */
-    bool on_device;         /* an array of the caller is on a device, and */
-    int device;             /* one that has such an array */
-    uint64_t max_kept;      /* records up to this may be kept whole */
-    uint64_t stream_nbytes; /* memory of the streams that are open at a time, at most */
-    size_t nstreams;        /* how many these are */
+    size_t cast_nbytes; /* of the widest element that sinks convert to; 0: none converts */
+    bool in_order;      /* tiles must be done one after the other */
+    bool stream;        /* sinks in memory are large: stores bypass the cache */
+    struct memory_device *device; /* that has an array of the caller; NULL: none does */
+    uint64_t max_kept;            /* records up to this may be kept whole */
+    uint64_t stream_nbytes;       /* memory of the streams that are open at a time, at most */
+    size_t nstreams;              /* how many these are */
 
     struct transfer_piece *pieces; /* before sources are open, they name boxes of the tensor */
     int64_t *piece_lo, *piece_len; /* of each piece in turn */
@@ -229,20 +225,18 @@ void scratch_drop(struct scratch *scratch);
 rsd_status transfer_run_box(const struct transfer *transfer, const int64_t *lo, const int64_t *len,
                             struct scratch *scratch, struct io_stats *stats);
 
-/* ---- tile_device.c: arrays on CUDA devices ---- */
-
-/* Returns whether an address is on a device, which the CPU cannot use, and sets the device. */
-bool tile_device_has(const void *address, int *device);
+/* ---- tile_device.c: arrays on devices ---- */
 
 /* Reserves pinned buffers of a thread: one to read into, which the last two calls do not share, and one to write
  * from. Waits for the kernels that use them. */
-rsd_status tile_device_reserve(struct scratch *scratch, int ordinal, size_t in_nbytes,
-                               size_t out_nbytes, char **in, char **out);
+rsd_status tile_device_reserve(struct scratch *scratch, struct memory_device *device,
+                               size_t in_nbytes, size_t out_nbytes, char **in, char **out);
 
 /* Queues the copy of a box between an array and a pinned buffer, converted if dtypes differ. */
-rsd_status tile_device_copy(struct scratch *scratch, int ordinal, int32_t ndim, const int64_t *len,
-                            rsd_dtype from, const char *src, const int64_t *src_strides,
-                            rsd_dtype to, char *dst, const int64_t *dst_strides);
+rsd_status tile_device_copy(struct scratch *scratch, struct memory_device *device, int32_t ndim,
+                            const int64_t *len, rsd_dtype from, const char *src,
+                            const int64_t *src_strides, rsd_dtype to, char *dst,
+                            const int64_t *dst_strides);
 
 /* Waits for what was queued since the last tile_device_reserve; or for everything. */
 rsd_status tile_device_wait(struct scratch *scratch);
@@ -250,9 +244,9 @@ rsd_status tile_device_finish(struct scratch *scratch);
 void tile_device_drop(struct scratch *scratch);
 
 /* Copies an array of a device into dense memory of the host, and waits. */
-rsd_status tile_device_read_array(struct scratch *scratch, int ordinal, int32_t ndim,
-                                  const int64_t *len, size_t element_nbytes, const char *array,
-                                  const int64_t *strides, char *out);
+rsd_status tile_device_read_array(struct scratch *scratch, struct memory_device *device,
+                                  int32_t ndim, const int64_t *len, size_t element_nbytes,
+                                  const char *array, const int64_t *strides, char *out);
 
 /* ---- partition.c: which rank does what ---- */
 
@@ -328,7 +322,7 @@ struct batch {
     void *context;
     rsd_on_progress *on_progress;
     void *progress_context;
-    void *stream; /* of the caller, if arrays are on a CUDA device */
+    void *stream; /* of the caller, if arrays are on a device */
 
     struct partial_crc_list *partial_crcs; /* takes the sources of jobs that are not whole */
     int32_t max_threads;                   /* 0: those of the pool */
