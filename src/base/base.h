@@ -127,7 +127,7 @@ void mem_free(void *memory);
 /* ---- text.c ---- */
 
 /* Text that grows. Initialize with {0}. After a failure further additions do nothing, so it is enough to
- * check the status of text_take. */
+ * check the status of text_take. Numbers have a decimal point in every locale of the program. */
 struct text {
     char *chars;
     size_t length, capacity;

@@ -2,6 +2,8 @@
 #include "base.h"
 
 #include <ctype.h>
+#include <locale.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,6 +17,25 @@ static bool grow_chars(void *list, size_t *capacity, size_t need)
            mem_grow(list, capacity, need, 1) == RSD_OK;
 }
 
+static locale_t plain_locale; /* with a decimal point */
+static pthread_once_t plain_locale_once = PTHREAD_ONCE_INIT;
+
+static void make_plain_locale(void)
+{
+    plain_locale = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+}
+
+/* The same as vsnprintf, in the plain locale. */
+static int format_plain(char *chars, size_t capacity, const char *format, va_list args)
+{
+    pthread_once(&plain_locale_once, make_plain_locale);
+    locale_t before = plain_locale ? uselocale(plain_locale) : (locale_t)0;
+    int length = vsnprintf(chars, capacity, format, args);
+    if (before)
+        uselocale(before);
+    return length;
+}
+
 void text_add(struct text *text, const char *format, ...)
 {
     text->failed = text->failed || !budget_take(FORMAT_STEPS);
@@ -25,7 +46,7 @@ void text_add(struct text *text, const char *format, ...)
         va_list args;
         va_start(args, format);
         int length =
-            vsnprintf(capacity ? text->chars + text->length : NULL, capacity, format, args);
+            format_plain(capacity ? text->chars + text->length : NULL, capacity, format, args);
         va_end(args);
         if (length >= 0 && (size_t)length < capacity) {
             text->length += (size_t)length;

@@ -418,11 +418,12 @@ static int shortest_precision(double value)
 
 void json_add_float(struct text *out, double value)
 {
-    char digits[DBL_MAX_10_EXP + 40]; /* more than %g needs, but compilers cannot know that */
+    size_t begin = out->length;
     if (isnan(value) || isinf(value)) {
         text_add(out, "\"%s\"", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
     }
-    snprintf(digits, sizeof digits, "%.*g", shortest_precision(value), value);
-    text_add(out, "%s%s", digits, strpbrk(digits, ".e") ? "" : ".0");
+    text_add(out, "%.*g", shortest_precision(value), value);
+    if (!out->failed && !strpbrk(out->chars + begin, ".e"))
+        text_add(out, ".0");
 }
