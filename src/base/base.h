@@ -88,6 +88,15 @@ static inline void copy_i64s(int64_t *to, const int64_t *from, int64_t count)
         to[i] = from[i];
 }
 
+/* Returns a little-endian number of at most 8 bytes. */
+static inline uint64_t little_endian(const void *bytes, int nbytes)
+{
+    uint64_t value = 0;
+    for (int i = nbytes - 1; i >= 0; i--)
+        value = value << 8 | ((const unsigned char *)bytes)[i];
+    return value;
+}
+
 /* Removes const, for the owner of an object: reference counts, memory about to be freed. */
 static inline void *without_const(const void *owned)
 {
@@ -146,6 +155,14 @@ struct slice {
     size_t nbytes;
 };
 bool slice_is(struct slice slice, const char *text);
+bool slice_begins(struct slice slice, const char *text); /* with the text */
+bool slice_equal(struct slice a, struct slice b);
+
+/* Returns how many bytes of a slice "%.*s" prints in a message: at most `most`. */
+static inline int slice_width(struct slice slice, int most)
+{
+    return slice.nbytes < (size_t)most ? (int)slice.nbytes : most;
+}
 
 /* Return a copy with a NUL behind it, or NULL as mem_new. */
 char *text_copy(const char *text);
@@ -214,6 +231,10 @@ static inline bool budget_take_text(size_t nbytes)
 }
 
 rsd_status budget_fail(void); /* sets the error of a budget that is exceeded */
+
+/* The same as a status: EFORMAT if too little is left. */
+rsd_status budget_use(uint64_t nsteps);
+rsd_status budget_use_memory(uint64_t nbytes);
 
 /* ---- hash.c ---- */
 

@@ -88,6 +88,16 @@ rsd_status budget_fail(void)
                 (int)STEPS_PER_BYTE, (int)MEMORY_PER_BYTE);
 }
 
+rsd_status budget_use(uint64_t nsteps)
+{
+    return budget_take(nsteps) ? RSD_OK : budget_fail();
+}
+
+rsd_status budget_use_memory(uint64_t nbytes)
+{
+    return budget_take_memory(nbytes) ? RSD_OK : budget_fail();
+}
+
 rsd_status budget_end(struct budget *budget, rsd_status status, int64_t *spare_steps)
 {
     current = budget->outer;

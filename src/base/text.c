@@ -84,6 +84,17 @@ bool slice_is(struct slice slice, const char *text)
     return slice.nbytes == strlen(text) && memcmp(slice.bytes, text, slice.nbytes) == 0;
 }
 
+bool slice_begins(struct slice slice, const char *text)
+{
+    size_t n = strlen(text);
+    return slice.nbytes >= n && memcmp(slice.bytes, text, n) == 0;
+}
+
+bool slice_equal(struct slice a, struct slice b)
+{
+    return a.nbytes == b.nbytes && (a.nbytes == 0 || memcmp(a.bytes, b.bytes, a.nbytes) == 0);
+}
+
 char *text_copy(const char *text)
 {
     return slice_copy((struct slice){text, strlen(text)});

@@ -351,27 +351,17 @@ rsd_status json_skip(struct json *j)
 {
     struct slice ignored;
     bool more;
-    switch (json_peek(j)) {
-    case '"':
+    char first = json_peek(j);
+    if (first == '"')
         return json_string(j, &ignored);
-    case '{':
-        TRY(json_enter(j, '{'));
-        for (;;) {
-            TRY(json_next_key(j, &ignored, &more));
-            if (!more)
-                return RSD_OK;
-            TRY(json_skip(j));
-        }
-    case '[':
-        TRY(json_enter(j, '['));
-        for (;;) {
-            TRY(json_next_item(j, &more));
-            if (!more)
-                return RSD_OK;
-            TRY(json_skip(j));
-        }
-    default:
+    if (first != '{' && first != '[')
         return skip_word(j);
+    TRY(json_enter(j, first));
+    for (;;) {
+        TRY(first == '{' ? json_next_key(j, &ignored, &more) : json_next_item(j, &more));
+        if (!more)
+            return RSD_OK;
+        TRY(json_skip(j));
     }
 }
 

@@ -12,8 +12,7 @@ typedef uint32_t pickle_node; /* a value of a tree */
 #define PICKLE_TRUE        ((pickle_node)6)
 #define PICKLE_FALSE       ((pickle_node)10)
 #define PICKLE_EMPTY_TUPLE ((pickle_node)14)
-#define PICKLE_ABSENT                                                                              \
-    ((pickle_node)18) /* not a value: a key, an argument or an attribute is missing */
+#define PICKLE_ABSENT      ((pickle_node)18) /* not a value: a key, argument or attribute is missing */
 
 enum pickle_kind {
     NODE_ATOM, /* None, True, False */
@@ -43,19 +42,13 @@ enum known {
     KNOWN_REBUILD_PARAMETER,
     KNOWN_REBUILD_FROM_TYPE, /* of a tensor with attributes, or of a subclass */
     KNOWN_REBUILD_WRAPPER,   /* of a subclass that has no storage of its own, such as DTensor */
-    KNOWN_GET_LAYOUT,
     KNOWN_UNTYPED_STORAGE,
     KNOWN_STORAGE_CLASS, /* torch.FloatStorage and the like */
     KNOWN_TORCH_NAME,    /* any other name in torch, such as a dtype */
     KNOWN_ENCODE,
-    KNOWN_GETATTR,
-    KNOWN_SET,
-    KNOWN_COMPLEX,
-    KNOWN_BYTEARRAY,
     KNOWN_METADATA,
     KNOWN_TENSOR_STORAGE,
     KNOWN_TENSOR_PROPERTIES,
-    KNOWN_MEM_FORMAT,
     KNOWN_CHUNK,
     KNOWN_BYTES_STORAGE,
     KNOWN_INDEX,
@@ -74,8 +67,8 @@ struct pickle_tree {
 void pickle_tree_start(struct pickle_tree *tree, uint64_t nbytes);
 void pickle_tree_drop(struct pickle_tree *tree);
 
-/* Each adds a value to the tree. *bytes is where the caller writes the n bytes of the value. */
-
+/* Each adds a value to the tree. *bytes is where the caller writes the n bytes of the value. pickle_append adds
+ * items to a list, or keys and values in turn to a dict. */
 rsd_status pickle_add_i64(struct pickle_tree *tree, int64_t value, pickle_node *out);
 rsd_status pickle_add_bytes(struct pickle_tree *tree, enum pickle_kind kind, uint64_t n,
                             pickle_node *out, void **bytes);
@@ -91,6 +84,9 @@ rsd_status pickle_add_call(struct pickle_tree *tree, enum pickle_kind kind, pick
 rsd_status pickle_add_persistent(struct pickle_tree *tree, pickle_node id, pickle_node *out);
 
 enum pickle_kind pickle_kind(const struct pickle_tree *tree, pickle_node c);
+
+/* Returns whether a value is a call or an object: it has all parts of enum pickle_part. */
+bool pickle_is_built(const struct pickle_tree *tree, pickle_node c);
 
 /* Returns the number of items, entries or bytes; 0 of values that have none. */
 uint32_t pickle_count(const struct pickle_tree *tree, pickle_node c);
@@ -131,17 +127,16 @@ enum { GLOBAL_TEXT_NCHARS = 200 };
 const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
                                char text[GLOBAL_TEXT_NCHARS]);
 
-/* Walks the items of a list, or the keys and values of a dict. Both return false at the end. */
+/* Walks the items of a list or tuple, or the keys and values of a dict. Any other value has none. Both return
+ * false at the end, or if the budget is exceeded. */
 struct pickle_walk {
     const struct pickle_tree *tree;
-    pickle_node batch;
+    pickle_node batch; /* or the tuple; PICKLE_ABSENT at the end */
     uint32_t at;
 };
 struct pickle_walk pickle_walk(const struct pickle_tree *tree, pickle_node container);
 bool pickle_walk_next(struct pickle_walk *walk, pickle_node *item);
 bool pickle_walk_next_pair(struct pickle_walk *walk, pickle_node *key, pickle_node *value);
-
-enum known pickle_known_global(struct slice module, struct slice name);
 
 /* ---- pickle_read.c ---- */
 
@@ -153,11 +148,15 @@ rsd_status pickle_read_memory(const void *bytes, size_t nbytes, struct pickle_tr
 
 /* ---- pickle_write.c ---- */
 
+/* Each adds one or several opcodes. An integer has its shortest form, as in Python's own pickler. */
 void pickle_write_op(struct bytes *out, const char *op);
 void pickle_write_int(struct bytes *out, int64_t value);
 void pickle_write_float(struct bytes *out, double value);
 void pickle_write_text(struct bytes *out, struct slice text);
+void pickle_write_string(struct bytes *out, const char *string); /* the same, up to its NUL */
 void pickle_write_global(struct bytes *out, const char *module, const char *name);
+void pickle_write_memo(struct bytes *out, uint32_t entry);   /* stores the last value */
+void pickle_write_recall(struct bytes *out, uint32_t entry); /* adds a stored value */
 
 /* Writes the pickle that torch.save makes of a JSON value. */
 rsd_status pickle_write_json(const char *text, struct bytes *out);

@@ -18,6 +18,7 @@
 enum { MAX_DEPTH = 64, MAX_NODES = 1 << 20, MAX_DIGIT_BYTES = 256 };
 enum { MAX_GROWTH = 8, START_NBYTES = 1 << 16 };   /* bytes written for each byte of nodes */
 enum { FLOAT_STEPS = 128, SUBNORMAL_STEPS = 512 }; /* to print a float */
+enum { MAX_ESCAPED = 6 };                          /* \u0001 */
 
 struct plain_writer {
     const struct pickle_tree *tree;
@@ -34,9 +35,7 @@ static struct plain_writer start_writer(const struct pickle_tree *tree)
         .tree = tree, .left = MAX_NODES, .limit = START_NBYTES + nbytes * MAX_GROWTH};
 }
 
-enum { MAX_ESCAPED = 6 }; /* \u0001 */
-
-/* Returns whether a text of n bytes may be added to what is `written`. */
+/* Returns whether n bytes may be added to what is `written`. */
 static bool may_grow(const struct plain_writer *w, size_t written, size_t n)
 {
     return written <= w->limit && n <= w->limit - written && budget_take(1);
@@ -45,11 +44,9 @@ static bool may_grow(const struct plain_writer *w, size_t written, size_t n)
 /* An OrderedDict, or an instance of any class that was given entries as a dict is. */
 static bool is_dict_like(const struct pickle_tree *tree, pickle_node c)
 {
-    enum pickle_kind kind = pickle_kind(tree, c);
-    if (kind != NODE_CALL && kind != NODE_OBJECT)
-        return false;
-    return pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT ||
-           pickle_kind(tree, pickle_part(tree, c, NODE_ITEMS)) == NODE_DICT;
+    return pickle_is_built(tree, c) &&
+           (pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT ||
+            pickle_kind(tree, pickle_part(tree, c, NODE_ITEMS)) == NODE_DICT);
 }
 
 pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c)
@@ -154,76 +151,48 @@ static bool add_json_key(struct plain_writer *w, pickle_node key)
     }
 }
 
-static bool add_json_dict(struct plain_writer *w, pickle_node dict, int depth)
+/* Adds a dict, list or tuple. */
+static bool add_json_items(struct plain_writer *w, pickle_node container, int depth)
 {
-    struct pickle_walk walk = pickle_walk(w->tree, dict);
-    pickle_node key, value;
-    bool any = false;
-    text_add(w->json, "{");
-    while (pickle_walk_next_pair(&walk, &key, &value)) {
-        text_add(w->json, "%s", any ? ", " : "");
-        any = true;
-        if (!add_json_key(w, key))
-            return false;
-        text_add(w->json, ": ");
-        if (!add_json_value(w, value, depth + 1))
-            return false;
-    }
-    text_add(w->json, "}");
-    return true;
-}
-
-static bool add_json_list(struct plain_writer *w, pickle_node list, int depth)
-{
-    bool tuple = pickle_kind(w->tree, list) == NODE_TUPLE, any = false;
-    struct pickle_walk walk = pickle_walk(w->tree, list);
+    enum pickle_kind kind = pickle_kind(w->tree, container);
+    bool dict = kind != NODE_LIST && kind != NODE_TUPLE; /* an empty OrderedDict has no items */
+    struct pickle_walk walk = pickle_walk(w->tree, container);
     pickle_node item;
-    text_add(w->json, "[");
-    for (uint32_t i = 0; tuple ? i < pickle_count(w->tree, list) : pickle_walk_next(&walk, &item);
-         i++) {
-        text_add(w->json, "%s", any ? ", " : "");
-        any = true;
-        if (!add_json_value(w, tuple ? pickle_item(w->tree, list, i) : item, depth + 1))
+    text_add(w->json, dict ? "{" : "[");
+    for (bool first = true; pickle_walk_next(&walk, &item); first = false) {
+        text_add(w->json, "%s", first ? "" : ", ");
+        if (dict) {
+            if (!add_json_key(w, item) || !pickle_walk_next(&walk, &item))
+                return false;
+            text_add(w->json, ": ");
+        }
+        if (!add_json_value(w, item, depth + 1))
             return false;
     }
-    text_add(w->json, "]");
+    text_add(w->json, dict ? "}" : "]");
     return true;
 }
 
-/* Adds bytes as hex digits. */
-static void add_hex(struct text *out, const unsigned char *bytes, size_t n)
+/* Adds bytes as hex digits. With `latin1` they were written as text, one character up to 255 for each. Returns
+ * false for a text with other characters. */
+static bool add_json_bytes(struct text *out, struct slice bytes, bool latin1)
 {
     static const char digits[] = "0123456789abcdef";
     char hex[128];
-    for (size_t i = 0, at = 0; i < n; i++) {
-        hex[at++] = digits[bytes[i] >> 4];
-        hex[at++] = digits[bytes[i] & 15];
-        if (at == sizeof hex || i + 1 == n) {
-            text_add(out, "%.*s", (int)at, hex);
-            at = 0;
-        }
-    }
-}
-
-static void add_json_bytes(struct text *out, const unsigned char *bytes, size_t n)
-{
+    size_t nhex = 0;
     text_add(out, "{\"bytes\": \"");
-    add_hex(out, bytes, n);
-    text_add(out, "\"}");
-}
-
-/* Adds bytes that were written as text, one character up to 255 for each. */
-static bool add_json_latin1(struct text *out, struct slice text)
-{
-    for (size_t i = 0; i < text.nbytes; i++)
-        if ((unsigned char)text.bytes[i] >= 0xc4)
+    for (size_t i = 0; i < bytes.nbytes; i++) {
+        unsigned c = (unsigned char)bytes.bytes[i];
+        if (latin1 && c >= 0xc4)
             return false;
-    text_add(out, "{\"bytes\": \"");
-    for (size_t i = 0; i < text.nbytes; i++) {
-        unsigned char c = (unsigned char)text.bytes[i];
-        if (c >= 0xc2) /* two bytes of UTF-8, which were checked */
-            c = (unsigned char)((c & 3) << 6 | (text.bytes[++i] & 0x3f));
-        add_hex(out, &c, 1);
+        if (latin1 && c >= 0xc2) /* two bytes of UTF-8, which were checked */
+            c = (c & 3) << 6 | ((unsigned char)bytes.bytes[++i] & 0x3f);
+        hex[nhex++] = digits[c >> 4];
+        hex[nhex++] = digits[c & 15];
+        if (nhex == sizeof hex || i + 1 == bytes.nbytes) {
+            text_add(out, "%.*s", (int)nhex, hex);
+            nhex = 0;
+        }
     }
     text_add(out, "\"}");
     return true;
@@ -256,19 +225,17 @@ static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
         json_add_string(w->json, text.bytes, text.nbytes);
         return true;
     case NODE_BYTES:
-        add_json_bytes(w->json, (const unsigned char *)text.bytes, text.nbytes);
-        return true;
+        return add_json_bytes(w->json, text, false);
     case NODE_TUPLE:
     case NODE_LIST:
-        return add_json_list(w, c, depth);
     case NODE_DICT:
-        return add_json_dict(w, c, depth);
+        return add_json_items(w, c, depth);
     case NODE_CALL:
     case NODE_OBJECT:
         if (is_dict_like(tree, c))
-            return add_json_dict(w, pickle_dict_items(tree, c), depth);
+            return add_json_items(w, pickle_dict_items(tree, c), depth);
         return find_encoded_bytes(tree, c, &text) &&
-               may_grow(w, w->json->length, text.nbytes * 2) && add_json_latin1(w->json, text);
+               may_grow(w, w->json->length, text.nbytes * 2) && add_json_bytes(w->json, text, true);
     default:
         return false;
     }
@@ -308,29 +275,17 @@ static bool add_pickle_number(struct plain_writer *w, pickle_node c)
     return true;
 }
 
-/* Adds a list or tuple. */
-static bool add_pickle_items(struct plain_writer *w, pickle_node c, int depth)
+/* Adds a dict, list or tuple. */
+static bool add_pickle_items(struct plain_writer *w, pickle_node container, int depth)
 {
-    bool tuple = pickle_kind(w->tree, c) == NODE_TUPLE;
-    struct pickle_walk walk = pickle_walk(w->tree, c);
+    enum pickle_kind kind = pickle_kind(w->tree, container);
+    struct pickle_walk walk = pickle_walk(w->tree, container);
     pickle_node item;
-    pickle_write_op(w->pickle, tuple ? "(" : "](");
-    for (uint32_t i = 0; tuple ? i < pickle_count(w->tree, c) : pickle_walk_next(&walk, &item); i++)
-        if (!add_pickle_value(w, tuple ? pickle_item(w->tree, c, i) : item, depth + 1))
-            return false;
-    pickle_write_op(w->pickle, tuple ? "t" : "e");
-    return true;
-}
-
-static bool add_pickle_dict(struct plain_writer *w, pickle_node dict, int depth)
-{
-    struct pickle_walk walk = pickle_walk(w->tree, dict);
-    pickle_node item;
-    pickle_write_op(w->pickle, "}(");
+    pickle_write_op(w->pickle, kind == NODE_TUPLE ? "(" : kind == NODE_LIST ? "](" : "}(");
     while (pickle_walk_next(&walk, &item))
         if (!add_pickle_value(w, item, depth + 1))
             return false;
-    pickle_write_op(w->pickle, "u");
+    pickle_write_op(w->pickle, kind == NODE_TUPLE ? "t" : kind == NODE_LIST ? "e" : "u");
     return true;
 }
 
@@ -339,7 +294,7 @@ static void add_pickle_encoded(struct plain_writer *w, struct slice text)
 {
     pickle_write_global(w->pickle, "_codecs", "encode");
     pickle_write_text(w->pickle, text);
-    pickle_write_text(w->pickle, (struct slice){"latin1", 6});
+    pickle_write_string(w->pickle, "latin1");
     pickle_write_op(w->pickle, "\x86R");
 }
 
@@ -382,13 +337,12 @@ static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth)
         return true;
     case NODE_TUPLE:
     case NODE_LIST:
-        return add_pickle_items(w, c, depth);
     case NODE_DICT:
-        return add_pickle_dict(w, c, depth);
+        return add_pickle_items(w, c, depth);
     case NODE_CALL:
     case NODE_OBJECT:
         if (is_dict_like(tree, c))
-            return add_pickle_dict(w, pickle_dict_items(tree, c), depth);
+            return add_pickle_items(w, pickle_dict_items(tree, c), depth);
         if (!find_encoded_bytes(tree, c, &text) || !may_grow(w, w->pickle->n, text.nbytes))
             return false;
         add_pickle_encoded(w, text);

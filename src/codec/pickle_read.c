@@ -13,8 +13,6 @@
 
 #include <string.h>
 
-enum { MEMO_SHIFT = 14, MEMO_BATCH = 1 << MEMO_SHIFT };
-
 struct pickle_machine {
     read_at *read;
     void *context;
@@ -26,9 +24,9 @@ struct pickle_machine {
     size_t depth, stack_capacity;
     size_t *marks; /* depths of the stack */
     size_t nmarks, marks_capacity;
-    pickle_node **memo; /* in batches; NULL: not used yet */
-    size_t nmemo, memo_capacity;
-    uint64_t nmemoized;
+    pickle_node *memo; /* PICKLE_ABSENT where it has no entry */
+    size_t memo_capacity;
+    uint64_t nmemoized; /* by MEMOIZE, which has no index */
     char buffer[1 << 15];
 };
 
@@ -88,9 +86,7 @@ static rsd_status take_number(struct pickle_machine *p, int n, uint64_t *out)
 {
     uint8_t bytes[8];
     TRY(take_bytes(p, bytes, (size_t)n));
-    *out = 0;
-    for (int i = n - 1; i >= 0; i--)
-        *out = *out << 8 | bytes[i];
+    *out = little_endian(bytes, n);
     return RSD_OK;
 }
 
@@ -99,8 +95,7 @@ static rsd_status take_number(struct pickle_machine *p, int n, uint64_t *out)
 static rsd_status push_node(struct pickle_machine *p, pickle_node c)
 {
     if (p->depth == p->stack_capacity) {
-        if (!budget_take_memory(p->stack_capacity * sizeof *p->stack))
-            return budget_fail();
+        TRY(budget_use_memory(p->stack_capacity * sizeof *p->stack));
         TRY(GROW(p->stack, p->stack_capacity, p->depth + 1));
     }
     p->stack[p->depth++] = c;
@@ -155,34 +150,22 @@ static rsd_status set_memo(struct pickle_machine *p, uint64_t index)
     TRY(peek_node(p, &c));
     if (index >= p->at)
         return fail_pickle(p, "memo index exceeds the number of bytes read");
-    size_t batch = (size_t)(index >> MEMO_SHIFT);
-    if (batch >= p->nmemo) {
-        TRY(GROW(p->memo, p->memo_capacity, batch + 1));
-        while (p->nmemo <= batch)
-            p->memo[p->nmemo++] = NULL;
+    if (index >= p->memo_capacity) {
+        size_t known = p->memo_capacity;
+        TRY(GROW(p->memo, p->memo_capacity, (size_t)index + 1));
+        TRY(budget_use_memory((p->memo_capacity - known) * sizeof *p->memo));
+        for (size_t i = known; i < p->memo_capacity; i++)
+            p->memo[i] = PICKLE_ABSENT;
     }
-    if (!p->memo[batch]) {
-        if (!budget_take_memory(MEMO_BATCH * sizeof **p->memo))
-            return budget_fail();
-        p->memo[batch] = mem_new(MEMO_BATCH, sizeof **p->memo);
-        if (!p->memo[batch])
-            return RSD_ENOMEM;
-        for (size_t i = 0; i < MEMO_BATCH; i++)
-            p->memo[batch][i] = PICKLE_ABSENT;
-    }
-    p->memo[batch][index & (MEMO_BATCH - 1)] = c;
+    p->memo[index] = c;
     return RSD_OK;
 }
 
 static rsd_status push_memo(struct pickle_machine *p, uint64_t index)
 {
-    size_t batch = (size_t)(index >> MEMO_SHIFT);
-    pickle_node c = PICKLE_ABSENT;
-    if (batch < p->nmemo && p->memo[batch])
-        c = p->memo[batch][index & (MEMO_BATCH - 1)];
-    if (c == PICKLE_ABSENT)
+    if (index >= p->memo_capacity || p->memo[index] == PICKLE_ABSENT)
         return fail_pickle(p, "memo entry does not exist");
-    return push_node(p, c);
+    return push_node(p, p->memo[index]);
 }
 
 /* ---- values ---- */
@@ -194,37 +177,31 @@ static rsd_status push_i64(struct pickle_machine *p, int64_t value)
     return push_node(p, c);
 }
 
-/* Pushes a number of any length, two's complement. */
-static rsd_status push_long(struct pickle_machine *p, uint64_t n)
-{
-    if (n > 8) {
-        pickle_node c;
-        void *bytes;
-        if (n > p->total - p->at)
-            return fail_pickle(p, "number is longer than the stream");
-        TRY(pickle_add_bytes(&p->tree, NODE_INT, n, &c, &bytes));
-        TRY(take_bytes(p, bytes, (size_t)n));
-        return push_node(p, c);
-    }
-    uint64_t value = 0;
-    TRY(take_number(p, (int)n, &value));
-    if (n > 0 && n < 8 && value >> (8 * n - 1))
-        value |= ~(uint64_t)0 << (8 * n);
-    return push_i64(p, (int64_t)value);
-}
-
-/* Pushes a string or bytes of n bytes, which follow in the stream. */
-static rsd_status push_text(struct pickle_machine *p, enum pickle_kind kind, uint64_t n)
+/* Pushes a string, bytes or a large integer of n bytes, which follow in the stream. */
+static rsd_status push_bytes(struct pickle_machine *p, enum pickle_kind kind, uint64_t n)
 {
     pickle_node c;
     void *bytes;
     if (n > p->total - p->at)
-        return fail_pickle(p, "string is longer than the stream");
+        return fail_pickle(p, kind == NODE_INT ? "number is longer than the stream"
+                                               : "string is longer than the stream");
     TRY(pickle_add_bytes(&p->tree, kind, n, &c, &bytes));
     TRY(take_bytes(p, bytes, (size_t)n));
     if (kind == NODE_STRING && !json_is_utf8(bytes, (size_t)n))
         return fail_pickle(p, "string is not UTF-8");
     return push_node(p, c);
+}
+
+/* Pushes a number of n bytes, two's complement. */
+static rsd_status push_long(struct pickle_machine *p, uint64_t n)
+{
+    if (n > 8)
+        return push_bytes(p, NODE_INT, n);
+    uint64_t value = 0;
+    TRY(take_number(p, (int)n, &value));
+    if (n > 0 && n < 8 && value >> (8 * n - 1))
+        value |= ~(uint64_t)0 << (8 * n);
+    return push_i64(p, (int64_t)value);
 }
 
 static rsd_status push_float(struct pickle_machine *p)
@@ -249,17 +226,19 @@ static rsd_status push_tuple(struct pickle_machine *p, size_t first, size_t n)
     return push_node(p, c);
 }
 
+/* Replaces the last n nodes by a tuple of them. */
+static rsd_status push_fixed_tuple(struct pickle_machine *p, size_t n)
+{
+    if (p->depth - floor_of(p) < n)
+        return fail_pickle(p, "stack is empty");
+    return push_tuple(p, p->depth - n, n);
+}
+
 static rsd_status push_container(struct pickle_machine *p, enum pickle_kind kind)
 {
     pickle_node c;
     TRY(pickle_add_container(&p->tree, kind, &c));
     return push_node(p, c);
-}
-
-static bool is_instance(const struct pickle_machine *p, pickle_node c)
-{
-    enum pickle_kind kind = pickle_kind(&p->tree, c);
-    return kind == NODE_CALL || kind == NODE_OBJECT;
 }
 
 /* Adds entries to a list or dict, or to the items of an object that behaves like one. */
@@ -273,7 +252,7 @@ static rsd_status add_entries(struct pickle_machine *p, enum pickle_kind kind, s
         return fail_pickle(p, "key has no value");
     if (pickle_kind(&p->tree, target) == kind)
         return pickle_append(&p->tree, target, p->stack + first, n);
-    if (!is_instance(p, target))
+    if (!pickle_is_built(&p->tree, target))
         return fail_pickle(p, kind == NODE_DICT ? "target of SETITEMS is not a dict"
                                                 : "target of APPENDS is not a list");
     pickle_node items = pickle_part(&p->tree, target, NODE_ITEMS);
@@ -302,22 +281,13 @@ static rsd_status set_state(struct pickle_machine *p)
     pickle_node state, target;
     TRY(pop_node(p, &state));
     TRY(peek_node(p, &target));
-    if (!is_instance(p, target))
+    if (!pickle_is_built(&p->tree, target))
         return fail_pickle(p, "target of BUILD is not an object");
     pickle_set_part(&p->tree, target, NODE_STATE, state);
     return RSD_OK;
 }
 
 /* ---- globals ---- */
-
-static rsd_status push_global(struct pickle_machine *p, pickle_node module, pickle_node name)
-{
-    pickle_node c;
-    if (pickle_kind(&p->tree, module) != NODE_STRING || pickle_kind(&p->tree, name) != NODE_STRING)
-        return fail_pickle(p, "name of a global is not a string");
-    TRY(pickle_add_global(&p->tree, module, name, &c));
-    return push_node(p, c);
-}
 
 /* Takes a line that ends with a newline, which is how protocol 2 names globals. */
 static rsd_status take_line(struct pickle_machine *p, pickle_node *out)
@@ -341,23 +311,24 @@ static rsd_status take_line(struct pickle_machine *p, pickle_node *out)
     return RSD_OK;
 }
 
+/* Pushes a global whose module and name follow as lines, or are on the stack. */
+static rsd_status push_global(struct pickle_machine *p, bool on_stack)
+{
+    pickle_node module, name, c;
+    if (on_stack) {
+        TRY(pop_node(p, &name));
+        TRY(pop_node(p, &module));
+    } else {
+        TRY(take_line(p, &module));
+        TRY(take_line(p, &name));
+    }
+    if (pickle_kind(&p->tree, module) != NODE_STRING || pickle_kind(&p->tree, name) != NODE_STRING)
+        return fail_pickle(p, "name of a global is not a string");
+    TRY(pickle_add_global(&p->tree, module, name, &c));
+    return push_node(p, c);
+}
+
 /* ---- opcodes ---- */
-
-static rsd_status do_global(struct pickle_machine *p)
-{
-    pickle_node module, name;
-    TRY(take_line(p, &module));
-    TRY(take_line(p, &name));
-    return push_global(p, module, name);
-}
-
-static rsd_status do_stack_global(struct pickle_machine *p)
-{
-    pickle_node module, name;
-    TRY(pop_node(p, &name));
-    TRY(pop_node(p, &module));
-    return push_global(p, module, name);
-}
 
 static rsd_status do_persistent(struct pickle_machine *p)
 {
@@ -370,20 +341,8 @@ static rsd_status do_persistent(struct pickle_machine *p)
 /* cls.__new__(cls, *args, **kwargs): the keyword arguments become a last argument. */
 static rsd_status do_newobj_ex(struct pickle_machine *p)
 {
-    pickle_node kwargs, args;
-    TRY(pop_node(p, &kwargs));
-    TRY(pop_node(p, &args));
-    TRY(push_node(p, args));
-    TRY(push_node(p, kwargs));
-    TRY(push_tuple(p, p->depth - 2, 2));
+    TRY(push_fixed_tuple(p, 2));
     return make_call(p, NODE_OBJECT);
-}
-
-static rsd_status push_fixed_tuple(struct pickle_machine *p, size_t n)
-{
-    if (p->depth - floor_of(p) < n)
-        return fail_pickle(p, "stack is empty");
-    return push_tuple(p, p->depth - n, n);
 }
 
 static rsd_status add_one_entry(struct pickle_machine *p, enum pickle_kind kind, size_t n)
@@ -400,15 +359,13 @@ static rsd_status do_marked(struct pickle_machine *p, uint8_t opcode)
     TRY(pop_to_mark(p, &first, &n));
     switch (opcode) {
     case 't':
+    case 0x91: /* FROZENSET, as a tuple */
         return push_tuple(p, first, n);
     case 'e':
+    case 0x90: /* ADDITEMS: a set is read as a list */
         return add_entries(p, NODE_LIST, first, n);
     case 'u':
         return add_entries(p, NODE_DICT, first, n);
-    case 0x90: /* ADDITEMS: a set is read as a list */
-        return add_entries(p, NODE_LIST, first, n);
-    case 0x91: /* FROZENSET, as a tuple */
-        return push_tuple(p, first, n);
     default: /* '1', POP_MARK */
         return RSD_OK;
     }
@@ -431,7 +388,7 @@ static rsd_status do_numbered(struct pickle_machine *p, uint8_t opcode, int nbyt
     case 'X':
     case 0x8c:
     case 0x8d:
-        return push_text(p, NODE_STRING, n);
+        return push_bytes(p, NODE_STRING, n);
     case 'q':
     case 'r':
         return set_memo(p, n);
@@ -441,7 +398,7 @@ static rsd_status do_numbered(struct pickle_machine *p, uint8_t opcode, int nbyt
     case 0x95: /* FRAME: its length is not needed */
         return RSD_OK;
     default: /* U T B C 0x8e 0x96: bytes of all kinds */
-        return push_text(p, NODE_BYTES, n);
+        return push_bytes(p, NODE_BYTES, n);
     }
 }
 
@@ -508,9 +465,9 @@ static rsd_status do_opcode(struct pickle_machine *p, uint8_t opcode)
     case 0x91:
         return do_marked(p, opcode);
     case 'c':
-        return do_global(p);
+        return push_global(p, false);
     case 0x93:
-        return do_stack_global(p);
+        return push_global(p, true);
     case 'R':
         return make_call(p, NODE_CALL);
     case 0x81:
@@ -566,14 +523,12 @@ rsd_status pickle_read(read_at *read, void *context, uint64_t nbytes, struct pic
     p->context = context;
     p->total = nbytes;
     pickle_tree_start(&p->tree, nbytes);
-    rsd_status status = GROW(p->stack, p->stack_capacity,
-                             1); /* opcodes take pointers into it, also when it is empty */
+    /* Opcodes take pointers into the stack, also when it is empty. */
+    rsd_status status = GROW(p->stack, p->stack_capacity, 1);
     if (!status)
         status = run_opcodes(p, root);
     mem_free(p->stack);
     mem_free(p->marks);
-    for (size_t i = 0; i < p->nmemo; i++)
-        mem_free(p->memo[i]);
     mem_free(p->memo);
     if (status) {
         pickle_tree_drop(&p->tree);

@@ -63,8 +63,7 @@ static rsd_status add_segments(struct pickle_tree *tree, uint64_t nwords)
     uint64_t begin = (uint64_t)tree->nsegments << tree->shift;
     if (begin + n * segment > (uint64_t)1 << 30)
         return fail(RSD_ELIMIT, "values of the pickle exceed 4 GiB");
-    if (!budget_take_memory(n * segment * sizeof(uint32_t)))
-        return budget_fail();
+    TRY(budget_use_memory(n * segment * sizeof(uint32_t)));
     TRY(GROW(tree->segments, tree->segments_capacity, tree->nsegments + (size_t)n));
     TRY(GROW(tree->owned, tree->owned_capacity, tree->nowned + 1));
     uint32_t *words = mem_new((size_t)(n * segment), sizeof *words);
@@ -90,6 +89,50 @@ static rsd_status new_node(struct pickle_tree *tree, enum pickle_kind kind, uint
     *out = (pickle_node)(tree->next << 2 | TAG_NODE);
     tree->next += nwords;
     return RSD_OK;
+}
+
+/* ---- known globals ---- */
+
+/* A module that ends with a dot stands for all modules below it. */
+static const struct {
+    const char *module, *name;
+    enum known known;
+} globals[] = {
+    {"torch", "Size", KNOWN_TORCH_SIZE},
+    {"collections", "OrderedDict", KNOWN_ORDERED_DICT},
+    {"torch._utils", "_rebuild_tensor_v2", KNOWN_REBUILD_TENSOR_V2},
+    {"torch._utils", "_rebuild_tensor_v3", KNOWN_REBUILD_TENSOR_V3},
+    {"torch._utils", "_rebuild_parameter", KNOWN_REBUILD_PARAMETER},
+    {"torch._utils", "_rebuild_parameter_with_state", KNOWN_REBUILD_PARAMETER},
+    {"torch._tensor", "_rebuild_from_type", KNOWN_REBUILD_FROM_TYPE},
+    {"torch._tensor", "_rebuild_from_type_v2", KNOWN_REBUILD_FROM_TYPE},
+    {"torch._utils", "_rebuild_wrapper_subclass", KNOWN_REBUILD_WRAPPER},
+    {"torch.storage", "UntypedStorage", KNOWN_UNTYPED_STORAGE},
+    {"_codecs", "encode", KNOWN_ENCODE},
+    {"torch.distributed.", "Metadata", KNOWN_METADATA},
+    {"torch.distributed.", "TensorStorageMetadata", KNOWN_TENSOR_STORAGE},
+    {"torch.distributed.", "TensorProperties", KNOWN_TENSOR_PROPERTIES},
+    {"torch.distributed.", "ChunkStorageMetadata", KNOWN_CHUNK},
+    {"torch.distributed.", "BytesStorageMetadata", KNOWN_BYTES_STORAGE},
+    {"torch.distributed.", "MetadataIndex", KNOWN_INDEX},
+    {"torch.distributed.", "StorageMeta", KNOWN_STORAGE_META},
+    {"torch.distributed.", "_StorageInfo", KNOWN_STORAGE_INFO},
+};
+
+/* Returns which known global has this module and name; KNOWN_NOT: none of them. */
+static enum known find_known_global(struct slice module, struct slice name)
+{
+    for (size_t i = 0; i < sizeof globals / sizeof *globals; i++) {
+        const char *known = globals[i].module;
+        bool below = known[strlen(known) - 1] == '.';
+        if (slice_is(name, globals[i].name) &&
+            (below ? slice_begins(module, known) : slice_is(module, known)))
+            return globals[i].known;
+    }
+    if (!slice_is(module, "torch"))
+        return KNOWN_NOT;
+    bool storage = name.nbytes > 7 && memcmp(name.bytes + name.nbytes - 7, "Storage", 7) == 0;
+    return storage ? KNOWN_STORAGE_CLASS : KNOWN_TORCH_NAME;
 }
 
 /* ---- adding nodes ---- */
@@ -157,7 +200,7 @@ rsd_status pickle_append(struct pickle_tree *tree, pickle_node container, const 
 rsd_status pickle_add_global(struct pickle_tree *tree, pickle_node module, pickle_node name,
                              pickle_node *out)
 {
-    enum known known = pickle_known_global(pickle_text(tree, module), pickle_text(tree, name));
+    enum known known = find_known_global(pickle_text(tree, module), pickle_text(tree, name));
     TRY(new_node(tree, NODE_GLOBAL, (uint64_t)known, 3, out));
     node_of(tree, *out)[1] = module;
     node_of(tree, *out)[2] = name;
@@ -198,6 +241,12 @@ enum pickle_kind pickle_kind(const struct pickle_tree *tree, pickle_node c)
     if ((c & 3) == TAG_NODE)
         return (enum pickle_kind)(*node_of(tree, c) >> 28);
     return c == PICKLE_EMPTY_TUPLE ? NODE_TUPLE : NODE_ATOM;
+}
+
+bool pickle_is_built(const struct pickle_tree *tree, pickle_node c)
+{
+    enum pickle_kind kind = pickle_kind(tree, c);
+    return kind == NODE_CALL || kind == NODE_OBJECT;
 }
 
 uint32_t pickle_count(const struct pickle_tree *tree, pickle_node c)
@@ -253,18 +302,21 @@ struct pickle_walk pickle_walk(const struct pickle_tree *tree, pickle_node conta
     struct pickle_walk walk = {tree, PICKLE_ABSENT, 0};
     if (kind == NODE_LIST || kind == NODE_DICT)
         walk.batch = node_of(tree, container)[1];
+    else if (kind == NODE_TUPLE && container != PICKLE_EMPTY_TUPLE)
+        walk.batch = container;
     return walk;
 }
 
 bool pickle_walk_next(struct pickle_walk *walk, pickle_node *item)
 {
     while (walk->batch != PICKLE_ABSENT) {
-        const uint32_t *batch = node_of(walk->tree, walk->batch);
-        if (walk->at < count_of(batch)) {
-            *item = batch[2 + walk->at++];
+        const uint32_t *node = node_of(walk->tree, walk->batch);
+        bool tuple = pickle_kind(walk->tree, walk->batch) == NODE_TUPLE;
+        if (walk->at < count_of(node)) {
+            *item = node[(tuple ? 1 : 2) + walk->at++];
             return budget_take(1);
         }
-        walk->batch = batch[1];
+        walk->batch = tuple ? PICKLE_ABSENT : node[1];
         walk->at = 0;
         if (!budget_take(1))
             break;
@@ -294,59 +346,10 @@ const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
         return "(not a global)";
     struct slice module = pickle_text(tree, pickle_part(tree, c, NODE_WHAT));
     struct slice name = pickle_text(tree, pickle_part(tree, c, NODE_ARGS));
-    const size_t most = GLOBAL_TEXT_NCHARS / 2 - 1;
-    snprintf(text, GLOBAL_TEXT_NCHARS, "%.*s.%.*s",
-             (int)(module.nbytes < most ? module.nbytes : most), module.bytes,
-             (int)(name.nbytes < most ? name.nbytes : most), name.bytes);
+    const int most = GLOBAL_TEXT_NCHARS / 2 - 1;
+    snprintf(text, GLOBAL_TEXT_NCHARS, "%.*s.%.*s", slice_width(module, most), module.bytes,
+             slice_width(name, most), name.bytes);
     return text;
-}
-
-/* ---- known globals ---- */
-
-static const struct {
-    const char *module, *name;
-    enum known known;
-} globals[] = {
-    {"torch", "Size", KNOWN_TORCH_SIZE},
-    {"collections", "OrderedDict", KNOWN_ORDERED_DICT},
-    {"torch._utils", "_rebuild_tensor_v2", KNOWN_REBUILD_TENSOR_V2},
-    {"torch._utils", "_rebuild_tensor_v3", KNOWN_REBUILD_TENSOR_V3},
-    {"torch._utils", "_rebuild_parameter", KNOWN_REBUILD_PARAMETER},
-    {"torch._utils", "_rebuild_parameter_with_state", KNOWN_REBUILD_PARAMETER},
-    {"torch._tensor", "_rebuild_from_type", KNOWN_REBUILD_FROM_TYPE},
-    {"torch._tensor", "_rebuild_from_type_v2", KNOWN_REBUILD_FROM_TYPE},
-    {"torch._utils", "_rebuild_wrapper_subclass", KNOWN_REBUILD_WRAPPER},
-    {"torch.serialization", "_get_layout", KNOWN_GET_LAYOUT},
-    {"torch.storage", "UntypedStorage", KNOWN_UNTYPED_STORAGE},
-    {"_codecs", "encode", KNOWN_ENCODE},
-    {"builtins", "getattr", KNOWN_GETATTR},
-    {"builtins", "set", KNOWN_SET},
-    {"__builtin__", "set", KNOWN_SET},
-    {"builtins", "complex", KNOWN_COMPLEX},
-    {"builtins", "bytearray", KNOWN_BYTEARRAY},
-};
-
-/* Classes of checkpoint metadata, in any module of torch.distributed. */
-static const struct {
-    const char *name;
-    enum known known;
-} metadata_classes[] = {
-    {"Metadata", KNOWN_METADATA},
-    {"TensorStorageMetadata", KNOWN_TENSOR_STORAGE},
-    {"TensorProperties", KNOWN_TENSOR_PROPERTIES},
-    {"_MEM_FORMAT_ENCODING", KNOWN_MEM_FORMAT},
-    {"MEM_FORMAT_ENCODING", KNOWN_MEM_FORMAT},
-    {"ChunkStorageMetadata", KNOWN_CHUNK},
-    {"BytesStorageMetadata", KNOWN_BYTES_STORAGE},
-    {"MetadataIndex", KNOWN_INDEX},
-    {"StorageMeta", KNOWN_STORAGE_META},
-    {"_StorageInfo", KNOWN_STORAGE_INFO},
-};
-
-static bool starts_with(struct slice slice, const char *prefix)
-{
-    size_t n = strlen(prefix);
-    return slice.nbytes >= n && memcmp(slice.bytes, prefix, n) == 0;
 }
 
 bool pickle_is_global(const struct pickle_tree *tree, pickle_node c, const char *prefix,
@@ -354,42 +357,23 @@ bool pickle_is_global(const struct pickle_tree *tree, pickle_node c, const char 
 {
     return pickle_kind(tree, c) == NODE_GLOBAL &&
            slice_is(pickle_text(tree, pickle_part(tree, c, NODE_ARGS)), name) &&
-           starts_with(pickle_text(tree, pickle_part(tree, c, NODE_WHAT)), prefix);
+           slice_begins(pickle_text(tree, pickle_part(tree, c, NODE_WHAT)), prefix);
 }
 
 bool pickle_is_instance(const struct pickle_tree *tree, pickle_node c, const char *prefix,
                         const char *name)
 {
-    enum pickle_kind kind = pickle_kind(tree, c);
-    return (kind == NODE_CALL || kind == NODE_OBJECT) &&
+    return pickle_is_built(tree, c) &&
            pickle_is_global(tree, pickle_part(tree, c, NODE_WHAT), prefix, name);
 }
 
 pickle_node pickle_attribute(const struct pickle_tree *tree, pickle_node c, const char *name)
 {
-    enum pickle_kind kind = pickle_kind(tree, c);
-    if (kind != NODE_CALL && kind != NODE_OBJECT)
+    if (!pickle_is_built(tree, c))
         return PICKLE_ABSENT;
-    pickle_node state = pickle_part(tree, c, NODE_STATE), found = PICKLE_ABSENT;
-    bool pair = pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) == 2;
-    for (uint32_t i = 0; i < 2 && pair && found == PICKLE_ABSENT; i++)
-        found = pickle_find(tree, pickle_item(tree, state, i), name);
-    return pair ? found : pickle_find(tree, state, name);
-}
-
-enum known pickle_known_global(struct slice module, struct slice name)
-{
-    for (size_t i = 0; i < sizeof globals / sizeof *globals; i++)
-        if (slice_is(module, globals[i].module) && slice_is(name, globals[i].name))
-            return globals[i].known;
-    if (starts_with(module, "torch.distributed."))
-        for (size_t i = 0; i < sizeof metadata_classes / sizeof *metadata_classes; i++)
-            if (slice_is(name, metadata_classes[i].name))
-                return metadata_classes[i].known;
-    if (slice_is(module, "torch")) {
-        if (name.nbytes > 7 && memcmp(name.bytes + name.nbytes - 7, "Storage", 7) == 0)
-            return KNOWN_STORAGE_CLASS;
-        return KNOWN_TORCH_NAME; /* it may be a dtype */
-    }
-    return KNOWN_NOT;
+    pickle_node state = pickle_part(tree, c, NODE_STATE);
+    if (pickle_kind(tree, state) != NODE_TUPLE || pickle_count(tree, state) != 2)
+        return pickle_find(tree, state, name);
+    pickle_node found = pickle_find(tree, pickle_item(tree, state, 0), name);
+    return found != PICKLE_ABSENT ? found : pickle_find(tree, pickle_item(tree, state, 1), name);
 }

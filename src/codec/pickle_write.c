@@ -1,7 +1,4 @@
-/* pickle_write.c - opcodes of pickles, and pickles from JSON.
- *
- * An integer has its shortest form, as in Python's own pickler.
- */
+/* pickle_write.c - opcodes of pickles, and pickles from JSON. */
 #include "pickle.h"
 
 #include <string.h>
@@ -56,6 +53,11 @@ void pickle_write_text(struct bytes *out, struct slice text)
     bytes_put(out, text.bytes, text.nbytes);
 }
 
+void pickle_write_string(struct bytes *out, const char *string)
+{
+    pickle_write_text(out, (struct slice){string, strlen(string)});
+}
+
 void pickle_write_global(struct bytes *out, const char *module, const char *name)
 {
     pickle_write_op(out, "c");
@@ -65,46 +67,52 @@ void pickle_write_global(struct bytes *out, const char *module, const char *name
     pickle_write_op(out, "\n");
 }
 
+void pickle_write_memo(struct bytes *out, uint32_t entry)
+{
+    pickle_write_op(out, entry < 256 ? "q" : "r");
+    bytes_put_number(out, entry, entry < 256 ? 1 : 4);
+}
+
+void pickle_write_recall(struct bytes *out, uint32_t entry)
+{
+    pickle_write_op(out, entry < 256 ? "h" : "j");
+    bytes_put_number(out, entry, entry < 256 ? 1 : 4);
+}
+
 /* ---- from JSON, as torch.save pickles the same value ---- */
 
-enum { MAX_DEPTH = 64, BATCH = 1000 };
+enum { BATCH = 1000 };
 
 struct json_pickler {
     struct bytes *out;
     struct json json;
-    uint32_t memo;
+    uint32_t nmemo;
 };
 
-static void memoize_json(struct json_pickler *pickler)
-{
-    pickle_write_op(pickler->out, pickler->memo < 256 ? "q" : "r");
-    bytes_put_number(pickler->out, pickler->memo, pickler->memo < 256 ? 1 : 4);
-    pickler->memo++;
-}
-
 /* Writes a number as an int if it is whole, else as a float. */
-static rsd_status write_json_number(struct json_pickler *pickler)
+static rsd_status write_json_number(struct json *j, struct bytes *out)
 {
     double value;
     int64_t integer;
     bool whole;
-    TRY(json_number(&pickler->json, &value, &integer, &whole));
+    TRY(json_number(j, &value, &integer, &whole));
     if (whole)
-        pickle_write_int(pickler->out, integer);
+        pickle_write_int(out, integer);
     else
-        pickle_write_float(pickler->out, value);
+        pickle_write_float(out, value);
     return RSD_OK;
 }
 
 static void write_json_text(struct json_pickler *pickler, struct slice text)
 {
     pickle_write_text(pickler->out, text);
-    memoize_json(pickler);
+    pickle_write_memo(pickler->out, pickler->nmemo++);
 }
 
-static rsd_status write_json_value(struct json_pickler *pickler, int depth);
+static rsd_status write_json_value(struct json_pickler *pickler);
 
-static rsd_status write_json_member(struct json_pickler *pickler, bool dict, int depth, bool *more)
+/* Writes the next member of a dict or list; *more is false at its end. */
+static rsd_status write_json_member(struct json_pickler *pickler, bool dict, bool *more)
 {
     struct slice key;
     if (dict)
@@ -113,23 +121,23 @@ static rsd_status write_json_member(struct json_pickler *pickler, bool dict, int
         TRY(json_next_item(&pickler->json, more));
     if (*more && dict)
         write_json_text(pickler, key);
-    return *more ? write_json_value(pickler, depth + 1) : RSD_OK;
+    return *more ? write_json_value(pickler) : RSD_OK;
 }
 
 /* Writes members in batches. A batch of one has a shorter form, which is written when no second follows. */
-static rsd_status write_json_members(struct json_pickler *pickler, bool dict, int depth)
+static rsd_status write_json_members(struct json_pickler *pickler, bool dict)
 {
     struct bytes *out = pickler->out;
     bool more = true;
     TRY(json_enter(&pickler->json, dict ? '{' : '['));
     pickle_write_op(out, dict ? "}" : "]");
-    memoize_json(pickler);
+    pickle_write_memo(out, pickler->nmemo++);
     while (more) {
         size_t mark = out->n;
         int n = 0;
         pickle_write_op(out, "(");
         while (n < BATCH) {
-            TRY(write_json_member(pickler, dict, depth, &more));
+            TRY(write_json_member(pickler, dict, &more));
             if (!more)
                 break;
             n++;
@@ -146,16 +154,15 @@ static rsd_status write_json_members(struct json_pickler *pickler, bool dict, in
     return RSD_OK;
 }
 
-static rsd_status write_json_value(struct json_pickler *pickler, int depth)
+/* Writes the value that comes next. The parser limits how deep values are nested. */
+static rsd_status write_json_value(struct json_pickler *pickler)
 {
     struct slice text;
     char first = json_peek(&pickler->json);
-    if (depth > MAX_DEPTH)
-        return json_fail(&pickler->json, "nesting exceeds 64 levels");
     switch (first) {
     case '[':
     case '{':
-        return write_json_members(pickler, first == '{', depth);
+        return write_json_members(pickler, first == '{');
     case '"':
         TRY(json_string(&pickler->json, &text));
         write_json_text(pickler, text);
@@ -166,7 +173,7 @@ static rsd_status write_json_value(struct json_pickler *pickler, int depth)
         pickle_write_op(pickler->out, first == 'n' ? "N" : first == 't' ? "\x88" : "\x89");
         return json_skip(&pickler->json);
     default:
-        return write_json_number(pickler);
+        return write_json_number(&pickler->json, pickler->out);
     }
 }
 
@@ -175,7 +182,7 @@ rsd_status pickle_write_json(const char *text, struct bytes *out)
     struct json_pickler pickler = {.out = out};
     json_start(&pickler.json, text, strlen(text));
     pickle_write_op(out, "\x80\x02");
-    rsd_status status = write_json_value(&pickler, 0);
+    rsd_status status = write_json_value(&pickler);
     if (!status)
         status = json_end(&pickler.json);
     json_drop(&pickler.json);
@@ -186,22 +193,17 @@ rsd_status pickle_write_json(const char *text, struct bytes *out)
 }
 
 /* Writes a text or number without a memo entry, because they are short. */
-static rsd_status write_path_step(struct bytes *out, struct json *j)
+static rsd_status write_path_step(struct json *j, struct bytes *out)
 {
-    struct json_pickler pickler = {.out = out};
     struct slice text;
     char next = json_peek(j);
-    if (next == '"') {
-        TRY(json_string(j, &text));
-        pickle_write_text(out, text);
-        return RSD_OK;
-    }
-    if (next < '0' || next > '9')
+    if (next >= '0' && next <= '9')
+        return write_json_number(j, out);
+    if (next != '"')
         return json_fail(j, "path element is neither a text nor an integer of 0 or more");
-    pickler.json = *j;
-    rsd_status status = write_json_number(&pickler);
-    *j = pickler.json;
-    return status;
+    TRY(json_string(j, &text));
+    pickle_write_text(out, text);
+    return RSD_OK;
 }
 
 rsd_status pickle_write_path(const char *text, struct bytes *out)
@@ -212,7 +214,7 @@ rsd_status pickle_write_path(const char *text, struct bytes *out)
     rsd_status status = json_enter(&j, '[');
     pickle_write_op(out, "(");
     while (!status && !(status = json_next_item(&j, &more)) && more)
-        status = write_path_step(out, &j);
+        status = write_path_step(&j, out);
     if (!status)
         status = json_end(&j);
     json_drop(&j);

@@ -20,14 +20,6 @@
 enum { LOCAL = 30, CENTRAL = 46, END = 22, END64 = 56, LOCATOR = 20 }; /* lengths of headers */
 enum { MAX_DIRECTORY_NBYTES = 1 << 30, MAX_NAME_NBYTES = 512 };
 
-static uint64_t zip_number(const unsigned char *bytes, int n)
-{
-    uint64_t value = 0;
-    for (int i = n - 1; i >= 0; i--)
-        value = value << 8 | bytes[i];
-    return value;
-}
-
 static rsd_status fail_zip(uint64_t at, const char *what)
 {
     return fail(RSD_EFORMAT, "byte %llu of the archive: %s", (unsigned long long)at, what);
@@ -47,49 +39,45 @@ static bool ends_agree(const struct zip_directory *narrow, const struct zip_dire
            (narrow->count == wide->count || narrow->count == 0xffff);
 }
 
-/* Reads the zip64 end record, which replaces the directory that *out has. `end_at` is where the end record begins. */
-static rsd_status read_zip64_end(const struct zip *zip, uint64_t end_at, struct zip_directory *out)
+/* Reads the zip64 end record that a locator refers to. It replaces the directory that *out has, and *end_at is
+ * where it begins. Requires that the locator ends at *end_at. */
+static rsd_status read_zip64_end(const struct zip *zip, const unsigned char *locator,
+                                 uint64_t *end_at, struct zip_directory *out)
 {
-    unsigned char locator[LOCATOR], end[END64];
-    if (end_at < LOCATOR + END64)
-        return fail_zip(end_at, "archive is too short for a zip64 end record");
-    TRY(zip->read(zip->context, end_at - LOCATOR, locator, sizeof locator));
-    if (memcmp(locator, "PK\6\7", 4) != 0)
-        return fail_zip(end_at - LOCATOR, "not a zip64 locator");
-    uint64_t at = zip_number(locator + 8, 8);
-    if (at > end_at - LOCATOR - END64)
-        return fail_zip(end_at - LOCATOR, "zip64 end record lies outside the archive");
+    unsigned char end[END64];
+    const struct zip_directory narrow = *out;
+    uint64_t at = little_endian(locator + 8, 8), locator_at = *end_at - LOCATOR;
+    if (locator_at < END64 || at > locator_at - END64)
+        return fail_zip(locator_at, "zip64 end record lies outside the archive");
     TRY(zip->read(zip->context, at, end, sizeof end));
     if (memcmp(end, "PK\6\6", 4) != 0)
         return fail_zip(at, "not a zip64 end record");
-    const struct zip_directory narrow = *out;
-    *out = (struct zip_directory){zip_number(end + 48, 8), zip_number(end + 40, 8),
-                                  zip_number(end + 32, 8)};
+    *out = (struct zip_directory){little_endian(end + 48, 8), little_endian(end + 40, 8),
+                                  little_endian(end + 32, 8)};
     if (!ends_agree(&narrow, out))
         return fail_zip(at, "zip64 end record differs from the end record");
-    if (out->at > at || out->nbytes > at - out->at)
-        return fail_zip(at, "directory lies outside the archive");
+    *end_at = at;
     return RSD_OK;
 }
 
 /* Finds the directory by the end record, which must be the last bytes of the archive. */
 static rsd_status find_directory(const struct zip *zip, struct zip_directory *out)
 {
-    unsigned char end[END], locator[4];
+    unsigned char end[END], locator[LOCATOR];
     if (zip->nbytes < END)
         return fail_zip(0, "too few bytes for an archive");
     uint64_t at = zip->nbytes - END;
     TRY(zip->read(zip->context, at, end, sizeof end));
     if (memcmp(end, "PK\5\6", 4) != 0)
         return fail_zip(at, "end record not found; the bytes are truncated or not an archive");
-    if (zip_number(end + 20, 2) != 0)
+    if (little_endian(end + 20, 2) != 0)
         return fail_zip(at, "comment is missing");
-    *out = (struct zip_directory){zip_number(end + 16, 4), zip_number(end + 12, 4),
-                                  zip_number(end + 10, 2)};
+    *out = (struct zip_directory){little_endian(end + 16, 4), little_endian(end + 12, 4),
+                                  little_endian(end + 10, 2)};
     if (at >= LOCATOR) {
         TRY(zip->read(zip->context, at - LOCATOR, locator, sizeof locator));
         if (memcmp(locator, "PK\6\7", 4) == 0)
-            return read_zip64_end(zip, at, out);
+            TRY(read_zip64_end(zip, locator, &at, out));
     }
     if (out->at > at || out->nbytes > at - out->at)
         return fail_zip(at, "directory lies outside the archive");
@@ -108,14 +96,14 @@ static rsd_status take_zip64(const unsigned char *extra, size_t n, uint64_t at, 
     if (*header == 0xffffffff)
         wide[count++] = header;
     while (n >= 4 && count > 0) {
-        size_t length = (size_t)zip_number(extra + 2, 2);
+        size_t length = (size_t)little_endian(extra + 2, 2);
         if (length > n - 4)
             return fail_zip(at, "extra field is truncated");
-        if (zip_number(extra, 2) == 1) {
+        if (little_endian(extra, 2) == 1) {
             if (length < 8 * count)
                 return fail_zip(at, "zip64 field is truncated");
             for (uint64_t i = 0; i < count; i++)
-                *wide[i] = zip_number(extra + 4 + 8 * i, 8);
+                *wide[i] = little_endian(extra + 4 + 8 * i, 8);
             return RSD_OK;
         }
         extra += 4 + length;
@@ -132,16 +120,17 @@ static rsd_status add_zip_record(struct zip *zip, const struct zip_directory *di
     uint64_t at = directory->at + *offset, left = directory->nbytes - *offset;
     if (left < CENTRAL || memcmp(entry, "PK\1\2", 4) != 0)
         return fail_zip(at, "not a directory entry");
-    size_t name = (size_t)zip_number(entry + 28, 2), extra = (size_t)zip_number(entry + 30, 2);
-    size_t comment = (size_t)zip_number(entry + 32, 2);
+    size_t name = (size_t)little_endian(entry + 28, 2),
+           extra = (size_t)little_endian(entry + 30, 2);
+    size_t comment = (size_t)little_endian(entry + 32, 2);
     if (left - CENTRAL < name + extra + comment)
         return fail_zip(at, "directory entry is truncated");
-    uint64_t stored = zip_number(entry + 20, 4), size = zip_number(entry + 24, 4),
-             header = zip_number(entry + 42, 4);
+    uint64_t stored = little_endian(entry + 20, 4), size = little_endian(entry + 24, 4),
+             header = little_endian(entry + 42, 4);
     TRY(take_zip64(entry + CENTRAL + name, extra, at, &size, &stored, &header));
-    if (zip_number(entry + 8, 2) & 1)
+    if (little_endian(entry + 8, 2) & 1)
         return fail_zip(at, "record is encrypted");
-    if (zip_number(entry + 10, 2) != 0)
+    if (little_endian(entry + 10, 2) != 0)
         return fail(RSD_EUNSUPPORTED,
                     "byte %llu of the archive: record is compressed, which torch.save never does",
                     (unsigned long long)at);
@@ -154,7 +143,7 @@ static rsd_status add_zip_record(struct zip *zip, const struct zip_directory *di
     if (memchr(text.bytes, '\0', name) || !json_is_utf8(text.bytes, name))
         return fail_zip(at, "name of a record contains NUL or is not UTF-8");
     zip->records[zip->nrecords++] =
-        (struct zip_record){text, header, 0, size, (uint32_t)zip_number(entry + 16, 4)};
+        (struct zip_record){text, header, 0, size, (uint32_t)little_endian(entry + 16, 4)};
     *offset += CENTRAL + name + extra + comment;
     return RSD_OK;
 }
@@ -177,16 +166,12 @@ static rsd_status check_overlaps(struct zip *zip)
     return RSD_OK;
 }
 
-static int compare_names(struct slice a, struct slice b)
-{
-    int order = memcmp(a.bytes, b.bytes, a.nbytes < b.nbytes ? a.nbytes : b.nbytes);
-    return order ? order : (a.nbytes > b.nbytes) - (a.nbytes < b.nbytes);
-}
-
 static int by_record_name(const void *a, const void *b)
 {
-    const struct zip_name *x = a, *y = b;
-    return compare_names(x->record->name, y->record->name);
+    struct slice x = ((const struct zip_name *)a)->record->name;
+    struct slice y = ((const struct zip_name *)b)->record->name;
+    int order = memcmp(x.bytes, y.bytes, x.nbytes < y.nbytes ? x.nbytes : y.nbytes);
+    return order ? order : (x.nbytes > y.nbytes) - (x.nbytes < y.nbytes);
 }
 
 /* Makes the index of records by name. EFORMAT: two records have the same name. */
@@ -256,24 +241,17 @@ rsd_status zip_find(struct zip *zip, const char *name, struct zip_record **out)
     char full[MAX_NAME_NBYTES];
     struct slice prefix = zip_prefix(zip);
     int n = snprintf(full, sizeof full, "%.*s/%s", (int)prefix.nbytes, prefix.bytes, name);
-    size_t lo = 0, hi = zip->nrecords;
     *out = NULL;
     if (n < 0 || (size_t)n >= sizeof full)
         return RSD_OK;
-    while (lo < hi) {
-        size_t middle = lo + (hi - lo) / 2;
-        int order =
-            compare_names(zip->by_name[middle].record->name, (struct slice){full, (size_t)n});
-        if (order == 0) {
-            *out = zip->by_name[middle].record;
-            return zip_locate(zip, *out);
-        }
-        if (order < 0)
-            lo = middle + 1;
-        else
-            hi = middle;
-    }
-    return RSD_OK;
+    struct zip_record wanted = {.name = {full, (size_t)n}};
+    const struct zip_name key = {&wanted};
+    const struct zip_name *found =
+        bsearch(&key, zip->by_name, zip->nrecords, sizeof key, by_record_name);
+    if (!found)
+        return RSD_OK;
+    *out = found->record;
+    return zip_locate(zip, *out);
 }
 
 rsd_status zip_locate(const struct zip *zip, struct zip_record *record)
@@ -287,13 +265,14 @@ rsd_status zip_locate(const struct zip *zip, struct zip_record *record)
     TRY(zip->read(zip->context, record->header, header, LOCAL + name));
     if (memcmp(header, "PK\3\4", 4) != 0)
         return fail_zip(record->header, "not a record header");
-    if (zip_number(header + 26, 2) != name || memcmp(header + LOCAL, record->name.bytes, name) != 0)
+    if (little_endian(header + 26, 2) != name ||
+        memcmp(header + LOCAL, record->name.bytes, name) != 0)
         return fail_zip(record->header,
                         "name of the record differs from its name in the directory");
-    if (zip_number(header + 6, 2) & 1 || zip_number(header + 8, 2) != 0)
+    if (little_endian(header + 6, 2) & 1 || little_endian(header + 8, 2) != 0)
         return fail_zip(record->header,
                         "record is compressed or encrypted, but not in the directory");
-    uint64_t data = record->header + LOCAL + name + zip_number(header + 28, 2);
+    uint64_t data = record->header + LOCAL + name + little_endian(header + 28, 2);
     const struct zip_record *next = record + 1;
     uint64_t end = next < zip->records + zip->nrecords ? next->header : zip->directory_at;
     if (data > end || record->nbytes > end - data)

@@ -24,9 +24,8 @@ enum { DECODER_NBYTES = 160 << 10 };
 struct zstd_layer {
     ZSTD_DStream *stream;
     char *input;
-    size_t at, n; /* of the bytes in the input buffer */
-    size_t created,
-        nbytes; /* memory of the stream: when it was created, and since its first frame */
+    size_t at, n;           /* of the bytes in the input buffer */
+    size_t created, nbytes; /* its memory: when it was created, and since its first frame */
 };
 
 struct zstd_reader {
@@ -75,9 +74,7 @@ static uint64_t frame_window(const unsigned char *start, size_t n)
     }
     static const unsigned char dictionary[] = {0, 1, 2, 4};
     const unsigned char *field = start + 5 + dictionary[flags & 3];
-    uint64_t content = 0; /* the window is as long as the content */
-    for (unsigned i = 1u << (flags >> 6); i-- > 0;)
-        content = content << 8 | field[i];
+    uint64_t content = little_endian(field, 1 << (flags >> 6)); /* as long as the window */
     return min_u64(most, content + (flags >> 6 == 1 ? 256 : 0));
 }
 

@@ -50,8 +50,7 @@ rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const ch
 
 static rsd_status add_catalog_coordinates(struct catalog *catalog, const int64_t *values, int32_t n)
 {
-    if (!budget_take_memory((uint64_t)n * sizeof *values))
-        return budget_fail();
+    TRY(budget_use_memory((uint64_t)n * sizeof *values));
     TRY(GROW(catalog->coordinates, catalog->coordinates_capacity,
              catalog->ncoordinates + (size_t)n + 1)); /* one more: never NULL */
     copy_i64s(catalog->coordinates + catalog->ncoordinates, values, n);
@@ -74,8 +73,7 @@ rsd_status catalog_add_tensor(struct catalog *catalog, struct slice name, rsd_dt
     rsd_layout *checked; /* only its checks are needed */
     struct stored_tensor tensor = {.dtype = dtype, .ndim = ndim};
     TRY(check_tensor_name(name));
-    if (!budget_take_memory(sizeof tensor))
-        return budget_fail();
+    TRY(budget_use_memory(sizeof tensor));
     TRY(layout_start(dtype, ndim, shape, &checked));
     rsd_layout_free(checked);
     TRY(catalog_add_name(catalog, name, &tensor.name));
@@ -99,8 +97,7 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
         if (lo[d] < 0 || len[d] < 0 || (!empty && (lo[d] > shape[d] || len[d] > shape[d] - lo[d])))
             return fail(RSD_EFORMAT, "box %s lies outside the tensor",
                         box_text(tensor->ndim, lo, len, text));
-    if (!budget_take_memory(sizeof extent))
-        return budget_fail();
+    TRY(budget_use_memory(sizeof extent));
     TRY(GROW(catalog->extents, catalog->extents_capacity, catalog->nextents + 1));
     TRY(add_catalog_coordinates(catalog, lo, tensor->ndim));
     TRY(add_catalog_coordinates(catalog, len, tensor->ndim));
@@ -113,8 +110,7 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
 rsd_status catalog_add_array(struct catalog *catalog, const int64_t *lo, const int64_t *len,
                              uint32_t file, const struct stored_array *array)
 {
-    if (!budget_take_memory(sizeof *array))
-        return budget_fail();
+    TRY(budget_use_memory(sizeof *array));
     TRY(GROW(catalog->arrays, catalog->arrays_capacity, catalog->narrays + 1));
     catalog->arrays[catalog->narrays++] = *array;
     return catalog_add_box(catalog, lo, len,
@@ -152,8 +148,7 @@ rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct 
 {
     struct stored_value value = {.extent = extent, .json = json};
     TRY(check_tensor_name(name));
-    if (!budget_take_memory(sizeof value))
-        return budget_fail();
+    TRY(budget_use_memory(sizeof value));
     TRY(catalog_add_name(catalog, name, &value.name));
     TRY(GROW(catalog->values, catalog->values_capacity, catalog->nvalues + 1));
     catalog->values[catalog->nvalues++] = value;

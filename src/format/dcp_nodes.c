@@ -84,6 +84,5 @@ rsd_status metadata_fail_without(const struct pickle_tree *tree, pickle_node roo
     struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT));
     struct slice name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
     return fail(RSD_EFORMAT, "pickle is not metadata of DCP: it calls %.*s.%.*s, which is refused",
-                (int)(module.nbytes < 100 ? module.nbytes : 100), module.bytes,
-                (int)(name.nbytes < 100 ? name.nbytes : 100), name.bytes);
+                slice_width(module, 100), module.bytes, slice_width(name, 100), name.bytes);
 }

@@ -68,8 +68,8 @@ static rsd_status add_metadata_entry(struct metadata_reader *reader, size_t part
     enum known known = object ? pickle_known(tree, pickle_part(tree, meta, NODE_WHAT)) : KNOWN_NOT;
     entry.value = known == KNOWN_BYTES_STORAGE;
     if (!entry.value && known != KNOWN_TENSOR_STORAGE)
-        return fail(RSD_EFORMAT, "%.*s is neither a tensor nor a value",
-                    (int)(text.nbytes < 300 ? text.nbytes : 300), text.bytes);
+        return fail(RSD_EFORMAT, "%.*s is neither a tensor nor a value", slice_width(text, 300),
+                    text.bytes);
     if (!string_map_find(&reader->names, text, &entry.ordinal)) {
         entry.ordinal = reader->names.n;
         TRY(string_map_add(&reader->names, text, entry.ordinal));
@@ -194,8 +194,7 @@ static rsd_status add_metadata_groups(struct metadata_reader *reader)
             entries[0].value ? catalog->nvalues : catalog->ntensors;
         rsd_status status = add_metadata_group(reader, name, entries, n);
         if (status)
-            return fail_in(status, "%.*s: ", (int)(name.nbytes < 300 ? name.nbytes : 300),
-                           name.bytes);
+            return fail_in(status, "%.*s: ", slice_width(name, 300), name.bytes);
     }
     return RSD_OK;
 }
@@ -401,9 +400,7 @@ static rsd_status add_storage(struct metadata_reader *reader, size_t part, pickl
                                              : NULL;
     if (!status && entry) /* else no tensor or value refers to it */
         status = place_item(reader, part, state, ordinal, entry, extent);
-    return status
-               ? fail_in(status, "%.*s: ", (int)(name.nbytes < 300 ? name.nbytes : 300), name.bytes)
-               : RSD_OK;
+    return status ? fail_in(status, "%.*s: ", slice_width(name, 300), name.bytes) : RSD_OK;
 }
 
 /* Locates the bytes of all boxes and values. */

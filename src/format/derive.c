@@ -80,8 +80,7 @@ static rsd_status add_derived_box(rsd_checkpoint *checkpoint, struct derived_box
                                   const int64_t *len, struct extent extent)
 {
     struct derivation *derivation = checkpoint->derivation;
-    if (!budget_take_memory(sizeof box + (uint64_t)ndim * sizeof *start))
-        return budget_fail();
+    TRY(budget_use_memory(sizeof box + (uint64_t)ndim * sizeof *start));
     TRY(GROW(derivation->boxes, derivation->boxes_capacity, derivation->nboxes + 1));
     TRY(GROW(derivation->starts, derivation->starts_capacity,
              derivation->nstarts + (size_t)ndim + 1));
@@ -104,8 +103,7 @@ rsd_status derive_add_region(rsd_checkpoint *checkpoint, const struct derived_re
         struct extent extent = stored->extents[tensor->first_extent + derived.box];
         int64_t start[RSD_MAX_DIMS], both[2][RSD_MAX_DIMS],
             to[RSD_MAX_DIMS + 1] = {region->index}, len[RSD_MAX_DIMS + 1] = {1};
-        if (!budget_take(1))
-            return budget_fail();
+        TRY(budget_use(1));
         if (!box_overlap(ndim, box, box + ndim, region->lo, region->len, both[0], both[1]))
             continue;
         for (int32_t d = 0; d < ndim; d++)

@@ -85,15 +85,14 @@ static rsd_status take_header_nbytes(struct item_cache *cache, struct store *sto
 {
     const uint64_t key = file;
     unsigned char length[8];
-    uint64_t nbytes, header = 0;
+    uint64_t nbytes;
     size_t number;
     TRY(store_stat(store, file, &nbytes, NULL));
     if (!string_map_find(&cache->files, (struct slice){(const char *)&key, sizeof key}, &number) &&
         nbytes < UINT64_MAX / 4)
         cache->nbytes_left += nbytes * MAX_HEADER_GROWTH;
     TRY(store_read(store, file, at, length, sizeof length));
-    for (int i = 7; i >= 0; i--)
-        header = header << 8 | length[i];
+    uint64_t header = little_endian(length, sizeof length);
     if (header > cache->nbytes_left)
         return fail(RSD_EFORMAT, "headers of blobs are longer than %d times their files",
                     (int)MAX_HEADER_GROWTH);

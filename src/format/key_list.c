@@ -22,8 +22,7 @@ void key_list_drop(struct key_list *keys)
 
 rsd_status key_list_add(struct key_list *keys, struct slice key, const struct stored_key *value)
 {
-    if (!budget_take_memory(sizeof *value))
-        return budget_fail();
+    TRY(budget_use_memory(sizeof *value));
     TRY(GROW(keys->list, keys->capacity, keys->n + 1));
     struct stored_key *added = &keys->list[keys->n];
     *added = *value;
@@ -138,5 +137,5 @@ rsd_status key_list_fail_in(const struct key_list *keys, size_t index, rsd_statu
 {
     struct slice key = key_list_text(keys, index);
     return fail_in(status, "%s%s%s/%.*s: ", keys->store->path, *keys->directory ? "/" : "",
-                   keys->directory, (int)(key.nbytes < 300 ? key.nbytes : 300), key.bytes);
+                   keys->directory, slice_width(key, 300), key.bytes);
 }

@@ -55,7 +55,7 @@ static rsd_status take_header_dtype(struct json *j, struct header_tensor *tensor
     *packed = slice_is(dtype, "F4");
     if (!tensor->dtype)
         return fail(RSD_EUNSUPPORTED, "byte %zu: dtype %.*s is not supported", j->at,
-                    (int)(dtype.nbytes < 40 ? dtype.nbytes : 40), dtype.bytes);
+                    slice_width(dtype, 40), dtype.bytes);
     return RSD_OK;
 }
 
@@ -343,12 +343,10 @@ static rsd_status load_header(struct store *store, uint32_t file, uint64_t at, u
                               char **text, size_t *n)
 {
     unsigned char length[8];
-    uint64_t header = 0;
     if (nbytes < sizeof length)
         return fail(RSD_EFORMAT, "file is too short for safetensors");
     TRY(store_read(store, file, at, length, sizeof length));
-    for (int i = 7; i >= 0; i--)
-        header = header << 8 | length[i];
+    uint64_t header = little_endian(length, sizeof length);
     if (header > MAX_HEADER_NBYTES)
         return fail(RSD_EFORMAT, "byte 0: header of %llu bytes exceeds the limit of %d bytes",
                     (unsigned long long)header, (int)MAX_HEADER_NBYTES);

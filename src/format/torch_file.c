@@ -22,9 +22,7 @@ static rsd_status load_archive(struct torch_file *file, uint64_t nbytes)
     TRY(zip_find(&file->zip, "constants.pkl", &script));
     if (script)
         return fail(RSD_EUNSUPPORTED, "TorchScript archives are not supported");
-    TRY(zip_find(&file->zip, "data.pkl", &pickle));
-    if (!pickle)
-        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
+    TRY(torch_find_pickle(&file->zip, &pickle));
     TRY(torch_read_byteorder(&file->zip, &file->big_endian));
     file->pickle_nbytes = pickle->nbytes;
     return zip_read_pickle(&file->zip, pickle, &file->tree, &file->root);
@@ -69,42 +67,35 @@ static size_t storage_element_nbytes(const struct pickle_tree *tree, pickle_node
     return dtype ? rsd_dtype_nbytes(dtype) : 0;
 }
 
+/* Adds the size of the elements of a storage, which is in the persistent id, unless the key is known. */
 static rsd_status add_element_size(const struct pickle_tree *tree, pickle_node id,
                                    struct string_map *sizes)
 {
-    size_t nbytes, known;
+    size_t known;
     if (pickle_kind(tree, id) != NODE_TUPLE || pickle_count(tree, id) < 5)
         return RSD_OK;
     struct slice key = pickle_text(tree, pickle_item(tree, id, 2));
-    nbytes = storage_element_nbytes(tree, pickle_item(tree, id, 1));
-    return nbytes == 0 || string_map_find(sizes, key, &known) ? RSD_OK
-                                                              : string_map_add(sizes, key, nbytes);
+    size_t nbytes = storage_element_nbytes(tree, pickle_item(tree, id, 1));
+    if (nbytes == 0 || string_map_find(sizes, key, &known))
+        return RSD_OK;
+    return string_map_add(sizes, key, nbytes);
 }
 
 /* Finds the size of the elements of each storage, by key. It is in the references to the storage only. */
 static rsd_status find_element_sizes(const struct pickle_tree *tree, pickle_node c, int depth,
                                      struct string_map *sizes)
 {
-    enum pickle_kind kind = pickle_kind(tree, c);
+    static const enum pickle_part parts[] = {NODE_ARGS, NODE_STATE, NODE_ITEMS};
     if (depth > MAX_SEARCH_DEPTH)
         return RSD_OK;
-    if (!budget_take(1))
-        return budget_fail();
-    if (kind == NODE_PERSISTENT)
+    TRY(budget_use(1));
+    if (pickle_kind(tree, c) == NODE_PERSISTENT)
         return add_element_size(tree, pickle_part(tree, c, NODE_WHAT), sizes);
-    if (kind == NODE_CALL || kind == NODE_OBJECT) {
-        static const enum pickle_part parts[] = {NODE_ARGS, NODE_STATE, NODE_ITEMS};
-        for (int i = 0; i < 3; i++)
-            TRY(find_element_sizes(tree, pickle_part(tree, c, parts[i]), depth + 1, sizes));
-        return RSD_OK;
-    }
-    bool tuple = kind == NODE_TUPLE;
+    for (int i = 0; i < 3 && pickle_is_built(tree, c); i++)
+        TRY(find_element_sizes(tree, pickle_part(tree, c, parts[i]), depth + 1, sizes));
     struct pickle_walk walk = pickle_walk(tree, c);
-    pickle_node item;
-    if (!tuple && kind != NODE_LIST && kind != NODE_DICT)
-        return RSD_OK;
-    for (uint32_t i = 0; tuple ? i < pickle_count(tree, c) : pickle_walk_next(&walk, &item); i++)
-        TRY(find_element_sizes(tree, tuple ? pickle_item(tree, c, i) : item, depth + 1, sizes));
+    for (pickle_node item; pickle_walk_next(&walk, &item);)
+        TRY(find_element_sizes(tree, item, depth + 1, sizes));
     return RSD_OK;
 }
 
@@ -125,10 +116,8 @@ static rsd_status place_storages(struct torch_file *file, pickle_node keys, uint
         return RSD_ENOMEM;
     for (; pickle_walk_next(&walk, &key); n++) {
         unsigned char raw[8];
-        uint64_t count = 0, length;
         TRY(store_read(file->range.store, file->range.file, at, raw, sizeof raw));
-        for (int i = 7; i >= 0; i--)
-            count = count << 8 | raw[i];
+        uint64_t count = little_endian(raw, sizeof raw), length;
         /* The size of a storage that no tensor uses is unknown, and so is the offset of the next one. */
         if (!string_map_find(sizes, pickle_text(list, key), &element_nbytes))
             return fail(RSD_EUNSUPPORTED, "storage belongs to no supported tensor");
@@ -196,24 +185,13 @@ void torch_file_close(struct torch_file *file)
 /* Finds the bytes of a storage by its key. */
 static rsd_status find_storage(struct torch_file *file, struct slice key, struct stored_array *out)
 {
-    char name[300];
-    struct zip_record *record;
     size_t number;
-    if (!file->archive) {
-        if (!string_map_find(&file->keys, key, &number))
-            return fail(RSD_EFORMAT, "storage %.*s is missing", (int)key.nbytes, key.bytes);
-        out->offset = file->storages[number].offset;
-        out->nbytes = file->storages[number].nbytes;
-        return RSD_OK;
-    }
-    snprintf(name, sizeof name, "data/%.*s", (int)(key.nbytes < 200 ? key.nbytes : 200), key.bytes);
-    TRY(zip_find(&file->zip, name, &record));
-    if (!record)
-        return fail(RSD_EFORMAT, "record %s is missing", name);
-    out->offset = record->data;
-    out->nbytes = record->nbytes;
-    out->crc = record->crc;
-    out->has_crc = record->crc || !record->nbytes; /* 0: torch did not compute it */
+    if (file->archive)
+        return torch_find_storage(&file->zip, key, out);
+    if (!string_map_find(&file->keys, key, &number))
+        return fail(RSD_EFORMAT, "storage %.*s is missing", slice_width(key, 200), key.bytes);
+    out->offset = file->storages[number].offset;
+    out->nbytes = file->storages[number].nbytes;
     return RSD_OK;
 }
 
@@ -221,8 +199,7 @@ rsd_status torch_file_find_tensor(struct torch_file *file, pickle_node tensor,
                                   struct torch_view *view, struct stored_array *array)
 {
     *array = (struct stored_array){.big_endian = file->big_endian};
-    if (!budget_take(FIND_STEPS))
-        return budget_fail();
+    TRY(budget_use(FIND_STEPS));
     TRY(torch_view_read(&file->tree, tensor, view));
     TRY(find_storage(file, view->key, array));
     TRY(torch_view_check(view, array->nbytes));

@@ -46,6 +46,11 @@ void torch_view_set_array(const struct torch_view *view, struct stored_array *ar
 rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian);
 rsd_status torch_take_byteorder(struct slice text, bool *big_endian);
 
+/* Find records of an archive: data.pkl, and the storage of a key, of which *array gets offset, length and CRC.
+ * EFORMAT: the archive lacks the record. */
+rsd_status torch_find_pickle(struct zip *zip, struct zip_record **pickle);
+rsd_status torch_find_storage(struct zip *zip, struct slice key, struct stored_array *array);
+
 /* Finds the tensor in an item of torch.save. */
 rsd_status torch_item_locate(struct store *store, const struct extent *extent,
                              struct torch_view *view, struct stored_array *array);

@@ -169,8 +169,7 @@ bool torch_is_odd_tensor(const struct pickle_tree *tree, pickle_node c)
         return false;
     struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT)),
                  name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
-    return slice_is(module, "torch._utils") && name.nbytes > 8 &&
-           memcmp(name.bytes, "_rebuild", 8) == 0;
+    return slice_is(module, "torch._utils") && slice_begins(name, "_rebuild");
 }
 
 bool torch_is_sharded(const struct pickle_tree *tree, pickle_node c)
@@ -281,13 +280,26 @@ static rsd_status load_windows(struct item_windows *item)
                       item->ntail);
 }
 
-static rsd_status load_item_pickle(struct zip *zip, struct pickle_tree *tree, pickle_node *root)
+rsd_status torch_find_pickle(struct zip *zip, struct zip_record **pickle)
 {
+    TRY(zip_find(zip, "data.pkl", pickle));
+    return *pickle ? RSD_OK
+                   : fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
+}
+
+rsd_status torch_find_storage(struct zip *zip, struct slice key, struct stored_array *array)
+{
+    char name[300];
     struct zip_record *record;
-    TRY(zip_find(zip, "data.pkl", &record));
+    snprintf(name, sizeof name, "data/%.*s", slice_width(key, 200), key.bytes);
+    TRY(zip_find(zip, name, &record));
     if (!record)
-        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
-    return zip_read_pickle(zip, record, tree, root);
+        return fail(RSD_EFORMAT, "record %s is missing", name);
+    array->offset = record->data;
+    array->nbytes = record->nbytes;
+    array->crc = record->crc;
+    array->has_crc = record->crc || !record->nbytes; /* 0: torch did not compute it */
+    return RSD_OK;
 }
 
 rsd_status torch_take_byteorder(struct slice text, bool *big_endian)
@@ -295,7 +307,7 @@ rsd_status torch_take_byteorder(struct slice text, bool *big_endian)
     *big_endian = slice_is(text, "big");
     if (!*big_endian && !slice_is(text, "little"))
         return fail(RSD_EFORMAT, "record byteorder has '%.*s'; expected little or big",
-                    (int)(text.nbytes < 8 ? text.nbytes : 8), text.bytes);
+                    slice_width(text, 8), text.bytes);
     return RSD_OK;
 }
 
@@ -317,28 +329,18 @@ static rsd_status find_item_tensor(struct zip *zip, struct torch_view *view,
                                    struct stored_array *out)
 {
     struct pickle_tree tree;
-    struct zip_record *record = NULL;
-    char name[300];
+    struct zip_record *pickle;
     pickle_node root;
     TRY(torch_read_byteorder(zip, &out->big_endian));
-    TRY(load_item_pickle(zip, &tree, &root));
+    TRY(torch_find_pickle(zip, &pickle));
+    TRY(zip_read_pickle(zip, pickle, &tree, &root));
     rsd_status status = torch_view_read(&tree, root, view);
-    if (!status) {
-        struct slice key = view->key;
-        snprintf(name, sizeof name, "data/%.*s", (int)(key.nbytes < 200 ? key.nbytes : 200),
-                 key.bytes);
-        view->key = (struct slice){"", 0};
-        status = zip_find(zip, name, &record);
-    }
+    if (!status)
+        status = torch_find_storage(zip, view->key, out);
+    view->key = (struct slice){"", 0}; /* it was in the tree */
     pickle_tree_drop(&tree);
     TRY(status);
-    if (!record)
-        return fail(RSD_EFORMAT, "record %s is missing", name);
-    out->offset = record->data;
-    out->nbytes = record->nbytes;
-    out->crc = record->crc;
-    out->has_crc = record->crc != 0 || record->nbytes == 0; /* 0: torch did not compute it */
-    TRY(torch_view_check(view, record->nbytes));
+    TRY(torch_view_check(view, out->nbytes));
     torch_view_set_array(view, out);
     return RSD_OK;
 }

@@ -22,25 +22,16 @@ struct archive_stream {
     unsigned char bytes[MAX_START_NBYTES];
 };
 
+/* Produces the first n bytes of the archive. EFORMAT: it has fewer. */
 static rsd_status produce_start(struct archive_stream *start, size_t n)
 {
     if (n > MAX_START_NBYTES)
         return fail(RSD_EFORMAT, "more than %d bytes precede the tensor", (int)MAX_START_NBYTES);
-    if (n > start->n) {
-        TRY(zstd_reader_read(start->zstd, start->bytes + start->n, n - start->n));
-        start->n = n;
-    }
+    if (n <= start->n)
+        return RSD_OK;
+    TRY(zstd_reader_read(start->zstd, start->bytes + start->n, n - start->n));
+    start->n = n;
     return RSD_OK;
-}
-
-static uint32_t little_16(const unsigned char *bytes)
-{
-    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8;
-}
-
-static uint32_t little_32(const unsigned char *bytes)
-{
-    return little_16(bytes) | little_16(bytes + 2) << 16;
 }
 
 /* Steps over a header, to the first byte of its record. *name is without its directory. */
@@ -51,11 +42,11 @@ static rsd_status step_header(struct archive_stream *start, struct slice *name)
     if (memcmp(header, "PK\3\4", 4) != 0)
         return fail(RSD_EFORMAT, "byte %zu of the compressed archive: not a record header",
                     start->at);
-    if (little_16(header + 6) & 1 || little_16(header + 8) != 0)
+    if (little_endian(header + 6, 2) & 1 || little_endian(header + 8, 2) != 0)
         return fail(RSD_EUNSUPPORTED,
                     "byte %zu of the compressed archive: record is compressed or encrypted",
                     start->at);
-    size_t nname = little_16(header + 26), nextra = little_16(header + 28);
+    size_t nname = little_endian(header + 26, 2), nextra = little_endian(header + 28, 2);
     TRY(produce_start(start, start->at + HEADER_NBYTES + nname + nextra));
     *name = (struct slice){(const char *)start->bytes + start->at + HEADER_NBYTES, nname};
     const char *slash = memchr(name->bytes, '/', name->nbytes);
@@ -74,7 +65,7 @@ static rsd_status step_small(struct archive_stream *start, struct slice *content
     for (size_t n = 0; n < 256; n++) {
         TRY(produce_start(start, first + n + 16));
         const unsigned char *end = start->bytes + first + n;
-        if (memcmp(end, "PK\7\x08", 4) == 0 && little_16(end + 12) == n) {
+        if (memcmp(end, "PK\7\x08", 4) == 0 && little_endian(end + 12, 4) == n) {
             *content = (struct slice){(const char *)start->bytes + first, n};
             start->at = first + n + 16;
             return RSD_OK;
@@ -97,8 +88,9 @@ static rsd_status step_checked(struct archive_stream *start, size_t n)
 {
     TRY(produce_start(start, start->at + n + 16));
     const unsigned char *end = start->bytes + start->at + n;
-    uint32_t crc = crc32_of(start->bytes + start->at, n), expected = little_32(end + 4);
-    if (memcmp(end, "PK\7\x08", 4) != 0 || little_32(end + 12) != n)
+    uint32_t crc = crc32_of(start->bytes + start->at, n);
+    uint32_t expected = (uint32_t)little_endian(end + 4, 4);
+    if (memcmp(end, "PK\7\x08", 4) != 0 || little_endian(end + 12, 4) != n)
         return fail(RSD_EFORMAT, "byte %zu of the compressed archive: not a record descriptor",
                     start->at + n);
     if (expected != 0 && expected != crc)
@@ -133,11 +125,6 @@ static rsd_status step_pickle(struct archive_stream *start, struct pickle_tree *
     }
 }
 
-static bool same_slice(struct slice a, struct slice b)
-{
-    return a.nbytes == b.nbytes && memcmp(a.bytes, b.bytes, a.nbytes) == 0;
-}
-
 /* Reads a stream up to the bytes of its tensor. Records before them are small. */
 static rsd_status go_to_tensor(struct archive_stream *start, struct torch_view *view,
                                struct stored_array *array)
@@ -156,11 +143,10 @@ static rsd_status go_to_tensor(struct archive_stream *start, struct torch_view *
             pickled = !status;
             if (!status)
                 status = torch_view_read(&tree, root, view);
-        } else if (name.nbytes > 5 && memcmp(name.bytes, "data/", 5) == 0) {
-            const struct slice key = {name.bytes + 5, name.nbytes - 5};
+        } else if (slice_begins(name, "data/")) {
             if (!pickled)
                 status = fail(RSD_EFORMAT, "storage precedes its pickle");
-            else if (!same_slice(key, view->key))
+            else if (!slice_equal((struct slice){name.bytes + 5, name.nbytes - 5}, view->key))
                 status = fail(RSD_EFORMAT, "first storage belongs to another tensor");
             break;
         } else {
@@ -215,7 +201,7 @@ static rsd_status end_archive(struct stored_stream *stream, bool *has_crc, uint3
     TRY(read_archive(stream, descriptor, sizeof descriptor));
     if (memcmp(descriptor, "PK\7\x08", 4) != 0)
         return fail(RSD_EFORMAT, "descriptor behind the bytes is missing");
-    *crc = little_32(descriptor + 4);
+    *crc = (uint32_t)little_endian(descriptor + 4, 4);
     *has_crc = *crc != 0; /* 0: torch did not compute it */
     return RSD_OK;
 }

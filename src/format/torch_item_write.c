@@ -94,8 +94,7 @@ static void fold_lookalike(struct archive_writer *archive, const unsigned char *
                            uint64_t nbytes)
 {
     if (nbytes >= 8 && memcmp(first, "PK\7\x08", 4) == 0)
-        archive_fold_id(archive, (uint32_t)first[4] | (uint32_t)first[5] << 8 |
-                                     (uint32_t)first[6] << 16 | (uint32_t)first[7] << 24);
+        archive_fold_id(archive, little_endian(first + 4, 4));
 }
 
 static rsd_status fail_item(struct bytes *out)

@@ -213,8 +213,7 @@ static rsd_status read_crcs(const struct manifest *manifest, struct store *store
         uint64_t at = catalog->extents[extent].offset + manifest->items[extent].head +
                       box_nbytes(catalog, tensor, box) + DESCRIPTOR_CRC;
         TRY(store_read(store, file, at, bytes, sizeof bytes));
-        crcs[t] = (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
-                  (uint32_t)bytes[3] << 24;
+        crcs[t] = (uint32_t)little_endian(bytes, sizeof bytes);
     }
     return RSD_OK;
 }

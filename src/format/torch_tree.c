@@ -93,15 +93,12 @@ rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c)
 
 /* ---- values ---- */
 
-rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
+/* Adds a value as JSON and as a pickle, each of which may be missing, unless `status` is an error. Takes both over,
+ * also on failure. */
+static rsd_status add_visited_value(struct torch_visit *visit, char *json, struct bytes pickle,
+                                    rsd_status status)
 {
     struct catalog *catalog = visit->catalog;
-    struct bytes pickle = {0};
-    char *json = NULL;
-    bool plain;
-    rsd_status status = pickle_to_json(&visit->file->tree, c, &json);
-    if (!status)
-        status = pickle_to_plain_pickle(&visit->file->tree, c, &pickle, &plain);
     if (!status)
         status = catalog_add_value(catalog, torch_visit_name(visit),
                                    (struct extent){.kind = EXTENT_NONE}, json);
@@ -110,67 +107,32 @@ rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
         bytes_drop(&pickle);
         return status;
     }
-    if (plain)
-        catalog->values[catalog->nvalues - 1].pickle = pickle;
-    else
+    struct stored_value *value = &catalog->values[catalog->nvalues - 1];
+    value->pickle = pickle;
+    return torch_visit_path(visit, &value->path);
+}
+
+rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
+{
+    struct bytes pickle = {0};
+    char *json = NULL;
+    bool plain = false;
+    rsd_status status = pickle_to_json(&visit->file->tree, c, &json);
+    if (!status)
+        status = pickle_to_plain_pickle(&visit->file->tree, c, &pickle, &plain);
+    if (!plain)
         bytes_drop(&pickle);
-    return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
+    return add_visited_value(visit, json, pickle, status);
 }
 
 rsd_status torch_visit_add_json(struct torch_visit *visit, char *json)
 {
-    struct catalog *catalog = visit->catalog;
     struct bytes pickle = {0};
     rsd_status status = pickle_write_json(json, &pickle);
-    if (!status)
-        status = catalog_add_value(catalog, torch_visit_name(visit),
-                                   (struct extent){.kind = EXTENT_NONE}, json);
-    if (status) {
-        mem_free(json);
-        bytes_drop(&pickle);
-        return status;
-    }
-    catalog->values[catalog->nvalues - 1].pickle = pickle;
-    return torch_visit_path(visit, &catalog->values[catalog->nvalues - 1].path);
+    return add_visited_value(visit, json, pickle, status);
 }
 
 /* ---- what a node contains ---- */
-
-/* Goes through the nodes that a node refers to. Starts with {tree, node}. */
-struct node_parts {
-    const struct pickle_tree *tree;
-    pickle_node node;
-    uint32_t at;
-    struct pickle_walk walk;
-};
-
-static bool is_instance_node(enum pickle_kind kind)
-{
-    return kind == NODE_CALL || kind == NODE_OBJECT;
-}
-
-/* Returns the next part of a node that may contain a tensor. False: it has no more. */
-static bool next_part(struct node_parts *parts, pickle_node *out)
-{
-    const struct pickle_tree *tree = parts->tree;
-    enum pickle_kind kind = pickle_kind(tree, parts->node);
-    uint32_t at = parts->at++;
-    if (kind == NODE_TUPLE) {
-        if (at >= pickle_count(tree, parts->node))
-            return false;
-        *out = pickle_item(tree, parts->node, at);
-        return budget_take(1);
-    }
-    if (kind == NODE_LIST || kind == NODE_DICT) {
-        if (at == 0)
-            parts->walk = pickle_walk(tree, parts->node);
-        return pickle_walk_next(&parts->walk, out);
-    }
-    if (!is_instance_node(kind) || at >= 3)
-        return false;
-    *out = pickle_part(tree, parts->node, at == 0 ? NODE_ARGS : at == 1 ? NODE_STATE : NODE_ITEMS);
-    return true;
-}
 
 static bool is_any_tensor(const struct pickle_tree *tree, pickle_node c)
 {
@@ -178,36 +140,48 @@ static bool is_any_tensor(const struct pickle_tree *tree, pickle_node c)
            torch_is_odd_tensor(tree, c);
 }
 
-/* Returns the mark that says that a node was searched and has no tensor; NULL: it cannot have one. */
-static unsigned char *find_mark(struct torch_visit *visit, pickle_node c, unsigned char *bit)
+static bool is_container(const struct pickle_tree *tree, pickle_node c)
 {
-    enum pickle_kind kind = pickle_kind(&visit->file->tree, c);
-    bool contains =
-        kind == NODE_TUPLE || kind == NODE_LIST || kind == NODE_DICT || is_instance_node(kind);
-    *bit = (unsigned char)(1 << (c >> 2 & 7));
-    return contains && c != PICKLE_EMPTY_TUPLE ? &visit->without_tensor[c >> 5] : NULL;
+    enum pickle_kind kind = pickle_kind(tree, c);
+    return kind == NODE_DICT || kind == NODE_LIST || kind == NODE_TUPLE || pickle_is_built(tree, c);
+}
+
+static bool search_tensor(struct torch_visit *visit, pickle_node c, int depth);
+
+/* Says whether a tensor is in what a container refers to. */
+static bool search_parts(struct torch_visit *visit, pickle_node c, int depth)
+{
+    static const enum pickle_part parts[] = {NODE_ARGS, NODE_STATE, NODE_ITEMS};
+    const struct pickle_tree *tree = &visit->file->tree;
+    struct pickle_walk walk = pickle_walk(tree, c);
+    for (pickle_node item; pickle_walk_next(&walk, &item);)
+        if (search_tensor(visit, item, depth))
+            return true;
+    for (size_t i = 0; i < 3 && pickle_is_built(tree, c); i++)
+        if (search_tensor(visit, pickle_part(tree, c, parts[i]), depth))
+            return true;
+    return false;
 }
 
 /* Says whether a tensor is in a node, at any depth. A node is searched once, unless a tensor is in it. */
 static bool search_tensor(struct torch_visit *visit, pickle_node c, int depth)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    unsigned char bit, *mark = find_mark(visit, c, &bit);
+    unsigned char bit = (unsigned char)(1 << (c >> 2 & 7));
     if (is_any_tensor(tree, c))
         return true;
-    if (!mark || (*mark & bit))
+    if (!is_container(tree, c) || c == PICKLE_EMPTY_TUPLE)
+        return false;
+    unsigned char *mark = &visit->without_tensor[c >> 5];
+    if (*mark & bit)
         return false;
     if (depth > MAX_SEARCH_DEPTH) /* the visit fails there, so that nothing is left out */
         return true;
     *mark |= bit;
-    struct node_parts parts = {.tree = tree, .node = c};
-    pickle_node part;
-    while (next_part(&parts, &part))
-        if (search_tensor(visit, part, depth + 1)) {
-            *mark &= (unsigned char)~bit;
-            return true;
-        }
-    return false;
+    bool found = search_parts(visit, c, depth + 1);
+    if (found)
+        *mark &= (unsigned char)~bit;
+    return found;
 }
 
 static rsd_status has_tensor(struct torch_visit *visit, pickle_node c, bool *found)
@@ -223,17 +197,14 @@ static rsd_status has_tensor(struct torch_visit *visit, pickle_node c, bool *fou
 }
 
 /* Says whether a list or tuple has a tensor or dict in it, at any depth. */
-static bool has_parts(struct torch_visit *visit, pickle_node c, int depth)
+static bool has_parts(const struct pickle_tree *tree, pickle_node c, int depth)
 {
-    const struct pickle_tree *tree = &visit->file->tree;
-    struct node_parts parts = {.tree = tree, .node = c};
-    pickle_node one;
-    while (next_part(&parts, &one)) {
-        enum pickle_kind kind = pickle_kind(tree, one);
-        if (depth > TORCH_MAX_DEPTH)
-            return false;
-        if (is_any_tensor(tree, one) || pickle_is_dict(tree, one) ||
-            ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(visit, one, depth + 1)))
+    struct pickle_walk walk = pickle_walk(tree, c);
+    pickle_node item;
+    while (depth <= TORCH_MAX_DEPTH && pickle_walk_next(&walk, &item)) {
+        enum pickle_kind kind = pickle_kind(tree, item);
+        if (is_any_tensor(tree, item) || pickle_is_dict(tree, item) ||
+            ((kind == NODE_LIST || kind == NODE_TUPLE) && has_parts(tree, item, depth + 1)))
             return true;
     }
     return false;
@@ -241,7 +212,7 @@ static bool has_parts(struct torch_visit *visit, pickle_node c, int depth)
 
 /* ---- names ---- */
 
-static rsd_status visit_node(struct torch_visit *visit, pickle_node c, size_t length);
+static rsd_status visit_node(struct torch_visit *visit, pickle_node c);
 
 static rsd_status fail_depth(const struct torch_visit *visit)
 {
@@ -255,11 +226,10 @@ static size_t base_nbytes(const struct torch_visit *visit)
     return visit->nsteps ? visit->steps[visit->nsteps - 1].end : 0;
 }
 
-/* Adds a part to a name of `length` bytes. */
-static rsd_status push_step(struct torch_visit *visit, struct slice name, bool number,
-                            size_t length)
+/* Adds a part to the name of the current node. */
+static rsd_status push_step(struct torch_visit *visit, struct slice name, bool number)
 {
-    size_t need = name.nbytes + (length ? 1 : 0);
+    size_t length = base_nbytes(visit), need = name.nbytes + (length ? 1 : 0);
     if (!budget_take_text(need))
         return budget_fail();
     if (length + need >= sizeof visit->name)
@@ -276,27 +246,27 @@ static rsd_status push_step(struct torch_visit *visit, struct slice name, bool n
 }
 
 static rsd_status visit_named_node(struct torch_visit *visit, struct slice name, bool number,
-                                   pickle_node c, size_t length)
+                                   pickle_node c)
 {
-    TRY(push_step(visit, name, number, length));
-    rsd_status status = visit_node(visit, c, base_nbytes(visit));
+    TRY(push_step(visit, name, number));
+    rsd_status status = visit_node(visit, c);
     visit->nsteps--;
     return status;
 }
 
 /* Visits what a module has. Its name is added to that of the module, if that is in a module too. */
-static rsd_status visit_module_child(struct torch_visit *visit, struct slice name, pickle_node c,
-                                     size_t length)
+static rsd_status visit_module_child(struct torch_visit *visit, struct slice name, pickle_node c)
 {
     struct torch_step *last = visit->nsteps ? &visit->steps[visit->nsteps - 1] : NULL;
-    bool joins = last && last->module && last->end == length;
-    TRY(push_step(visit, name, false, length));
+    bool joins = last && last->module;
+    size_t length = base_nbytes(visit);
+    TRY(push_step(visit, name, false));
     if (joins) {
         visit->nsteps--;
         last->end = visit->steps[visit->nsteps].end;
     }
     visit->steps[visit->nsteps - 1].module = true;
-    rsd_status status = visit_node(visit, c, base_nbytes(visit));
+    rsd_status status = visit_node(visit, c);
     if (joins)
         last->end = length;
     else
@@ -371,8 +341,7 @@ static bool add_key_text(const struct pickle_tree *tree, pickle_node key, int de
 }
 
 /* Visits an entry whose key is not a string, under a name as Python would print the key. */
-static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pickle_node value,
-                                size_t length)
+static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pickle_node value)
 {
     struct text text = {0};
     char *name;
@@ -381,7 +350,7 @@ static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pick
     size_t n = strlen(name);
     rsd_status status = RSD_OK;
     if (named && n < TORCH_MAX_NAME_NBYTES)
-        status = visit_named_node(visit, (struct slice){name, n}, false, value, length);
+        status = visit_named_node(visit, (struct slice){name, n}, false, value);
     else
         status = fail(RSD_EUNSUPPORTED, "%.300s%skey of a dict cannot be written as text",
                       visit->name, visit->name[0] ? ": " : "");
@@ -389,27 +358,27 @@ static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pick
     return status;
 }
 
-static rsd_status visit_dict(struct torch_visit *visit, pickle_node dict, size_t length)
+static rsd_status visit_dict(struct torch_visit *visit, pickle_node dict)
 {
-    struct pickle_walk walk = pickle_walk(&visit->file->tree, dict);
+    const struct pickle_tree *tree = &visit->file->tree;
+    struct pickle_walk walk = pickle_walk(tree, dict);
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value))
-        if (pickle_kind(&visit->file->tree, key) == NODE_STRING)
-            TRY(visit_named_node(visit, pickle_text(&visit->file->tree, key), false, value,
-                                 length));
+        if (pickle_kind(tree, key) == NODE_STRING)
+            TRY(visit_named_node(visit, pickle_text(tree, key), false, value));
         else
-            TRY(visit_odd_key(visit, key, value, length));
+            TRY(visit_odd_key(visit, key, value));
     return RSD_OK;
 }
 
-static rsd_status visit_list(struct torch_visit *visit, pickle_node list, size_t length)
+static rsd_status visit_list(struct torch_visit *visit, pickle_node list)
 {
-    struct node_parts parts = {.tree = &visit->file->tree, .node = list};
+    struct pickle_walk walk = pickle_walk(&visit->file->tree, list);
     pickle_node item;
-    for (uint32_t i = 0; next_part(&parts, &item); i++) {
+    for (uint32_t i = 0; pickle_walk_next(&walk, &item); i++) {
         char digits[24];
         snprintf(digits, sizeof digits, "%u", i);
-        TRY(visit_named_node(visit, (struct slice){digits, strlen(digits)}, true, item, length));
+        TRY(visit_named_node(visit, (struct slice){digits, strlen(digits)}, true, item));
     }
     return RSD_OK;
 }
@@ -419,23 +388,20 @@ static rsd_status visit_list(struct torch_visit *visit, pickle_node list, size_t
 /* Returns whether a buffer of a module is left out of its state dict. */
 static bool is_transient(const struct pickle_tree *tree, pickle_node transient, struct slice name)
 {
-    struct node_parts parts = {.tree = tree, .node = transient};
-    pickle_node item;
     if (pickle_kind(tree, transient) == NODE_CALL) { /* set([...]) of protocol 2 */
         pickle_node args = pickle_part(tree, transient, NODE_ARGS);
-        parts.node = pickle_count(tree, args) == 1 ? pickle_item(tree, args, 0) : PICKLE_NONE;
+        transient = pickle_count(tree, args) == 1 ? pickle_item(tree, args, 0) : PICKLE_NONE;
     }
-    while (next_part(&parts, &item)) {
-        struct slice text = pickle_text(tree, item);
-        if (text.nbytes == name.nbytes && memcmp(text.bytes, name.bytes, name.nbytes) == 0)
+    struct pickle_walk walk = pickle_walk(tree, transient);
+    for (pickle_node item; pickle_walk_next(&walk, &item);)
+        if (slice_equal(pickle_text(tree, item), name))
             return true;
-    }
     return false;
 }
 
 /* Visits what a dict of a module has by the names that the state dict of the module has. */
 static rsd_status visit_module_part(struct torch_visit *visit, pickle_node dict,
-                                    pickle_node transient, size_t length)
+                                    pickle_node transient)
 {
     const struct pickle_tree *tree = &visit->file->tree;
     struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, dict));
@@ -445,14 +411,13 @@ static rsd_status visit_module_part(struct torch_visit *visit, pickle_node dict,
         bool found;
         TRY(has_tensor(visit, value, &found));
         if (found && !is_transient(tree, transient, name))
-            TRY(visit_module_child(visit, name, value, length));
+            TRY(visit_module_child(visit, name, value));
     }
     return RSD_OK;
 }
 
 /* Visits the attributes in a dict that have a tensor in them. */
-static rsd_status visit_attributes(struct torch_visit *visit, pickle_node dict, bool module,
-                                   size_t length)
+static rsd_status visit_attributes(struct torch_visit *visit, pickle_node dict, bool module)
 {
     const struct pickle_tree *tree = &visit->file->tree;
     pickle_node transient = pickle_find(tree, dict, "_non_persistent_buffers_set");
@@ -464,40 +429,39 @@ static rsd_status visit_attributes(struct torch_visit *visit, pickle_node dict, 
                                       slice_is(name, "_buffers"));
         if (part) {
             TRY(visit_module_part(visit, value,
-                                  slice_is(name, "_buffers") ? transient : PICKLE_NONE, length));
+                                  slice_is(name, "_buffers") ? transient : PICKLE_NONE));
             continue;
         }
         TRY(has_tensor(visit, value, &found));
         if (found && pickle_kind(tree, key) == NODE_STRING)
-            TRY(visit_named_node(visit, name, false, value, length));
+            TRY(visit_named_node(visit, name, false, value));
     }
     return RSD_OK;
 }
 
 /* Visits an object with a tensor in it: its items, its attributes, and what it was made of. */
-static rsd_status visit_object(struct torch_visit *visit, pickle_node c, size_t length)
+static rsd_status visit_object(struct torch_visit *visit, pickle_node c)
 {
     const struct pickle_tree *tree = &visit->file->tree;
     pickle_node items = pickle_part(tree, c, NODE_ITEMS), state = pickle_part(tree, c, NODE_STATE),
                 args = pickle_part(tree, c, NODE_ARGS);
     bool found, pair = pickle_kind(tree, state) == NODE_TUPLE && pickle_count(tree, state) == 2;
     if (items != PICKLE_ABSENT)
-        TRY(pickle_kind(tree, items) == NODE_DICT ? visit_dict(visit, items, length)
-                                                  : visit_list(visit, items, length));
+        TRY(pickle_kind(tree, items) == NODE_DICT ? visit_dict(visit, items)
+                                                  : visit_list(visit, items));
     bool module = pickle_find(tree, state, "_parameters") != PICKLE_ABSENT &&
                   pickle_find(tree, state, "_modules") != PICKLE_ABSENT;
     for (uint32_t i = 0; i < 2 && pair; i++)
-        TRY(visit_attributes(visit, pickle_item(tree, state, i), false, length));
+        TRY(visit_attributes(visit, pickle_item(tree, state, i), false));
     if (!pair && pickle_kind(tree, state) == NODE_DICT)
-        return visit_attributes(visit, state, module, length);
+        return visit_attributes(visit, state, module);
     TRY(has_tensor(visit, args, &found));
     if (found)
-        TRY(visit_list(visit, args, length));
+        TRY(visit_list(visit, args));
     if (pair || state == PICKLE_ABSENT)
         return RSD_OK;
     TRY(has_tensor(visit, state, &found));
-    return found ? visit_named_node(visit, (struct slice){"state", 5}, false, state, length)
-                 : RSD_OK;
+    return found ? visit_named_node(visit, (struct slice){"state", 5}, false, state) : RSD_OK;
 }
 
 /* ---- nodes ---- */
@@ -512,13 +476,12 @@ static bool is_on_path(const struct torch_visit *visit, pickle_node c)
 }
 
 /* Passes a tensor or a value to the visitor. */
-static rsd_status visit_leaf(struct torch_visit *visit, pickle_node c, size_t length)
+static rsd_status visit_leaf(struct torch_visit *visit, pickle_node c)
 {
-    const struct pickle_tree *tree = &visit->file->tree;
-    bool tensor = is_any_tensor(tree, c);
+    bool tensor = is_any_tensor(&visit->file->tree, c);
     rsd_status status = RSD_OK;
-    visit->name_nbytes = length;
-    if (length == 0) /* the file is one tensor or one value */
+    visit->name_nbytes = base_nbytes(visit);
+    if (visit->name_nbytes == 0) /* the file is one tensor or one value */
         visit->name_nbytes =
             (size_t)snprintf(visit->name, sizeof visit->name, "%s", tensor ? "tensor" : "value");
     if (tensor)
@@ -529,7 +492,7 @@ static rsd_status visit_leaf(struct torch_visit *visit, pickle_node c, size_t le
 }
 
 /* Visits what is in a container. One without a tensor is a value as a whole. */
-static rsd_status visit_container(struct torch_visit *visit, pickle_node c, size_t length)
+static rsd_status visit_container(struct torch_visit *visit, pickle_node c)
 {
     const struct pickle_tree *tree = &visit->file->tree;
     enum pickle_kind kind = pickle_kind(tree, c);
@@ -537,30 +500,26 @@ static rsd_status visit_container(struct torch_visit *visit, pickle_node c, size
     if (pickle_is_dict(tree, c)) {
         if (kind != NODE_DICT)
             TRY(has_tensor(visit, pickle_part(tree, c, NODE_STATE), &found));
-        return found ? visit_object(visit, c, length)
-                     : visit_dict(visit, pickle_dict_items(tree, c), length);
+        return found ? visit_object(visit, c) : visit_dict(visit, pickle_dict_items(tree, c));
     }
     if (kind == NODE_LIST || kind == NODE_TUPLE)
-        return has_parts(visit, c, 0) ? visit_list(visit, c, length) : visit_leaf(visit, c, length);
+        return has_parts(tree, c, 0) ? visit_list(visit, c) : visit_leaf(visit, c);
     TRY(has_tensor(visit, c, &found));
-    return found ? visit_object(visit, c, length) : visit_leaf(visit, c, length);
+    return found ? visit_object(visit, c) : visit_leaf(visit, c);
 }
 
 /* Visits a node, and what is below it. A node that contains itself is a value. */
-static rsd_status visit_node(struct torch_visit *visit, pickle_node c, size_t length)
+static rsd_status visit_node(struct torch_visit *visit, pickle_node c)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    enum pickle_kind kind = pickle_kind(tree, c);
-    bool contains =
-        kind == NODE_DICT || kind == NODE_LIST || kind == NODE_TUPLE || is_instance_node(kind);
-    if (!budget_take(VISIT_STEPS + length / STEP_NBYTES))
+    if (!budget_take(VISIT_STEPS + base_nbytes(visit) / STEP_NBYTES))
         return fail_in(budget_fail(), "%.300s: ", visit->name);
-    if (!contains || is_any_tensor(tree, c) || is_on_path(visit, c))
-        return visit_leaf(visit, c, length);
+    if (!is_container(tree, c) || is_any_tensor(tree, c) || is_on_path(visit, c))
+        return visit_leaf(visit, c);
     if (visit->ncontainers == sizeof visit->containers / sizeof *visit->containers)
         return fail_depth(visit);
     visit->containers[visit->ncontainers++] = c;
-    rsd_status status = visit_container(visit, c, length);
+    rsd_status status = visit_container(visit, c);
     visit->ncontainers--;
     return status;
 }
@@ -569,7 +528,7 @@ static rsd_status visit_node(struct torch_visit *visit, pickle_node c, size_t le
 
 rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part, bool number)
 {
-    return push_step(visit, part, number, base_nbytes(visit));
+    return push_step(visit, part, number);
 }
 
 void torch_visit_leave(struct torch_visit *visit)
@@ -579,8 +538,7 @@ void torch_visit_leave(struct torch_visit *visit)
 
 rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c)
 {
-    size_t n = base_nbytes(visit);
-    visit->name[n] = '\0';
+    visit->name[base_nbytes(visit)] = '\0';
     visit->ncontainers = 0;
-    return visit_node(visit, c, n);
+    return visit_node(visit, c);
 }

@@ -1,7 +1,7 @@
 /* values.c - the items of values in DCP: what torch.save wrote for a number, a text, a list, an object. */
 #include "rows.h"
 
-#include "zip.h"
+#include "torch_item.h"
 #include "zstd_stream.h"
 
 #include <stdatomic.h>
@@ -69,13 +69,11 @@ static rsd_status copy_item(void *context, uint64_t at, void *out, size_t n)
 /* Reads the object of an archive as JSON; NULL: it is not plain. */
 static rsd_status read_zip_json(struct zip *zip, char **json)
 {
-    struct zip_record *record;
+    struct zip_record *pickle;
     struct pickle_tree tree;
     pickle_node root;
-    TRY(zip_find(zip, "data.pkl", &record));
-    if (!record)
-        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
-    TRY(zip_read_pickle(zip, record, &tree, &root));
+    TRY(torch_find_pickle(zip, &pickle));
+    TRY(zip_read_pickle(zip, pickle, &tree, &root));
     rsd_status status = pickle_to_json(&tree, root, json);
     pickle_tree_drop(&tree);
     return status;
@@ -102,9 +100,7 @@ static rsd_status read_item_json(const rsd_checkpoint *checkpoint, const struct 
 static rsd_status check_archive(struct zip *zip)
 {
     struct zip_record *pickle;
-    TRY(zip_find(zip, "data.pkl", &pickle));
-    if (!pickle)
-        return fail(RSD_EFORMAT, "record data.pkl is missing; not a torch.save archive");
+    TRY(torch_find_pickle(zip, &pickle));
     for (size_t i = 0; i < zip->nrecords; i++)
         TRY(zip_check(zip, &zip->records[i]));
     return RSD_OK;

@@ -4,22 +4,15 @@
  * Some of it shows when a checkpoint is opened. Files that only the catalog names are checked before they are read:
  * where their last extent ends, they must have that many bytes.
  */
-#include "format.h"
+#include "safetensors.h"
 
 #include <stdio.h>
 #include <string.h>
 
 enum { START_NBYTES = 64, END_NBYTES = 1 << 16, MOST_LOOKED_AT = 64 };
 
-static const char lfs_start[] = "version https://git-lfs.github.com/spec/";
 static const char lfs_cause[] = "this is a pointer of Git LFS, not the file itself; run 'git lfs "
                                 "pull' in its directory";
-
-/* Returns whether bytes begin with a text. */
-static bool begins_with(const char *bytes, size_t n, const char *text, size_t length)
-{
-    return n >= length && memcmp(bytes, text, length) == 0;
-}
 
 /* Says what a ZIP archive is, by the names at its end. NULL: what torch.save writes, as it seems. */
 static const char *explain_archive(struct store *store, uint32_t file, uint64_t nbytes)
@@ -45,24 +38,23 @@ static const char *explain_archive(struct store *store, uint32_t file, uint64_t 
 /* Returns what a file is instead of a part of a checkpoint; NULL: not known. */
 static const char *explain_file(struct store *store, uint32_t file)
 {
-    char start[START_NBYTES];
-    uint64_t nbytes, header = 0;
+    char bytes[START_NBYTES];
+    uint64_t nbytes;
     if (store_stat(store, file, &nbytes, NULL))
         return NULL;
-    size_t n = nbytes < sizeof start ? (size_t)nbytes : sizeof start;
-    if (n == 0) /* a rank may have nothing to write */
+    struct slice start = {bytes, nbytes < sizeof bytes ? (size_t)nbytes : sizeof bytes};
+    if (nbytes == 0) /* a rank may have nothing to write */
         return store->names.n == 1 ? "the file is empty" : NULL;
-    if (store_read(store, file, 0, start, n))
+    if (store_read(store, file, 0, bytes, start.nbytes))
         return NULL;
-    if (begins_with(start, n, lfs_start, sizeof lfs_start - 1))
+    if (slice_begins(start, "version https://git-lfs.github.com/spec/"))
         return lfs_cause;
-    if (begins_with(start, n, "\x93NUMPY", 6))
+    if (slice_begins(start, "\x93NUMPY"))
         return "this is an array of NumPy, not a checkpoint";
-    if (begins_with(start, n, "PK\3\4", 4))
+    if (slice_begins(start, "PK\3\4"))
         return explain_archive(store, file, nbytes);
-    for (size_t i = 8; i-- > 0 && n > 8;)
-        header = header << 8 | (unsigned char)start[i];
-    if (n > 8 && start[8] == '{' && header <= 100000000 && header > nbytes - 8)
+    uint64_t header = start.nbytes > 8 && bytes[8] == '{' ? little_endian(bytes, 8) : 0;
+    if (header <= MAX_HEADER_NBYTES && header > nbytes - 8)
         return "the file is cut short: it ends inside its header; copy or download it again";
     return NULL;
 }
@@ -157,13 +149,6 @@ static void list_lost(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t 
     }
 }
 
-static bool is_lfs_pointer(struct store *store, uint32_t file, uint64_t nbytes)
-{
-    char start[sizeof lfs_start];
-    return nbytes >= sizeof start && store_read(store, file, 0, start, sizeof start) == RSD_OK &&
-           begins_with(start, sizeof start, lfs_start, sizeof lfs_start - 1);
-}
-
 rsd_status format_check_file(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t end)
 {
     struct store *store = checkpoint->store;
@@ -175,7 +160,7 @@ rsd_status format_check_file(const rsd_checkpoint *checkpoint, uint32_t file, ui
         return RSD_OK;
     if (status)
         text_add(&cause, "%s", rsd_error());
-    else if (is_lfs_pointer(store, file, nbytes))
+    else if (explain_file(store, file) == lfs_cause)
         text_add(&cause, "%s", lfs_cause);
     else
         text_add(&cause,
@@ -195,19 +180,12 @@ rsd_status format_check_file(const rsd_checkpoint *checkpoint, uint32_t file, ui
 
 /* ---- directories ---- */
 
-/* Whether a name is that of a data file of DCP, such as __3_0.distcp. */
-static bool is_data_file(const char *name)
-{
-    size_t n = strlen(name);
-    return n > 7 && strcmp(name + n - 7, ".distcp") == 0;
-}
-
 rsd_status format_fail_without_metadata(const struct store *store,
                                         const struct store_listing *listing)
 {
     size_t n = 0;
     for (size_t i = 0; i < listing->n; i++)
-        n += !listing->entries[i].directory && is_data_file(listing->entries[i].base);
+        n += !listing->entries[i].directory && has_suffix(listing->entries[i].base, ".distcp");
     return n == 0 ? RSD_OK
                   : fail(RSD_EFORMAT,
                          "%s has %zu .distcp file%s and no .metadata: the save did not finish, or "
