@@ -26,6 +26,7 @@ def good_ones():
     write("good.pt", saved(state(w=tensor())))
     write("good.safetensors", safe(GOOD))
     compressed("good_zstd")
+    compressed("good_zstd_short", STREAM[:-600])
     value("good_value")
     legacy("good_legacy.pt")
 
@@ -153,7 +154,7 @@ def transforms():
 def zstd_streams():
     compressed("zstd_byteorder", streamed(tensor(), order=b"middle"))
     dcp("zstd_is_none", data=b"x" * 300, transforms=ZSTD)
-    dcp("zstd_truncated", data=zstd(STREAM)[:300], transforms=ZSTD)
+    dcp("zstd_truncated", data=zstd(STREAM)[:250], transforms=ZSTD)
     dcp("zstd_empty", data=b"", transforms=ZSTD)
     compressed("zstd_window", window=31)
     compressed("zstd_no_descriptors", ITEM)

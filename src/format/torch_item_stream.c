@@ -22,16 +22,17 @@ struct archive_stream {
     unsigned char bytes[MAX_START_NBYTES];
 };
 
-/* Produces the first n bytes of the archive. EFORMAT: it has fewer. */
+/* Produces the first n bytes of the archive. EFORMAT: it has fewer; those that it has are produced. */
 static rsd_status produce_start(struct archive_stream *start, size_t n)
 {
     if (n > MAX_START_NBYTES)
         return fail(RSD_EFORMAT, "more than %d bytes precede the tensor", (int)MAX_START_NBYTES);
     if (n <= start->n)
         return RSD_OK;
-    TRY(zstd_reader_read(start->zstd, start->bytes + start->n, n - start->n));
-    start->n = n;
-    return RSD_OK;
+    size_t some = n - start->n;
+    TRY(zstd_reader_read_some(start->zstd, start->bytes + start->n, &some));
+    start->n += some;
+    return start->n == n ? RSD_OK : fail(RSD_EFORMAT, "zstd stream ends early");
 }
 
 /* Steps over a header, to the first byte of its record. *name is without its directory. */
