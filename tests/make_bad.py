@@ -190,6 +190,8 @@ def views():
             storage_missing=dict(key="7"), storage_class=dict(cls="QInt8Storage"),
             conjugated=dict(more=[dct((text("conj"), TRUE))]), arguments=dict(more=[NONE] * 5)).items():
         write(f"view_{what}.pt", saved(state(w=tensor(**given))))
+    long_key = saved(state(w=tensor(key="0" * 250)), record("archive/data/" + "0" * 200, DATA))
+    write("view_storage_long_key.pt", long_key)
     write("view_strides_zero.pt", saved(state(w=tensor(shape=(2**40, 2**40), strides=(0, 0)))))
     write("view_stride_unused.pt", saved(state(w=tensor(shape=(1, 8), strides=(2**62, 1)))))
     write("view_empty_far.pt", saved(state(w=tensor(shape=(0, 2**62), strides=(2**62, 2**62), offset=2**62))))

@@ -289,12 +289,12 @@ rsd_status torch_find_pickle(struct zip *zip, struct zip_record **pickle)
 
 rsd_status torch_find_storage(struct zip *zip, struct slice key, struct stored_array *array)
 {
-    char name[300];
+    char name[1000]; /* of a longer name, zip_find finds no record */
     struct zip_record *record;
-    snprintf(name, sizeof name, "data/%.*s", slice_width(key, 200), key.bytes);
+    snprintf(name, sizeof name, "data/%.*s", (int)key.nbytes, key.bytes);
     TRY(zip_find(zip, name, &record));
     if (!record)
-        return fail(RSD_EFORMAT, "record %s is missing", name);
+        return fail(RSD_EFORMAT, "record %.200s is missing", name);
     array->offset = record->data;
     array->nbytes = record->nbytes;
     array->crc = record->crc;
