@@ -183,6 +183,19 @@ size_t tensor_of_extent(const struct catalog *catalog, size_t extent)
     return low;
 }
 
+struct extent_box extent_find_box(const struct catalog *catalog, size_t extent)
+{
+    size_t index = tensor_of_extent(catalog, extent);
+    const struct stored_tensor *tensor = &catalog->tensors[index];
+    size_t box = extent - tensor->first_extent;
+    return (struct extent_box){.index = index,
+                               .tensor = tensor,
+                               .box = box,
+                               .lo = tensor_box_lo(catalog, tensor, box),
+                               .len = tensor_box_len(catalog, tensor, box),
+                               .nbytes = box_nbytes(catalog, tensor, box)};
+}
+
 /* ---- queries ---- */
 
 rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint)
@@ -384,12 +397,10 @@ rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char 
 rsd_status rsd_checkpoint_value_extent(const rsd_checkpoint *checkpoint, int64_t index,
                                        rsd_extent *out)
 {
-    const struct catalog *catalog = &checkpoint->catalog;
+    const struct stored_value *value;
     TRY(report_check("rsd_extent", out));
-    if (index < 0 || (uint64_t)index >= catalog->nvalues)
-        return fail(RSD_EINVAL, "invalid value %lld: the checkpoint has %zu", (long long)index,
-                    catalog->nvalues);
-    rsd_extent result = make_extent(catalog, &catalog->values[index].extent);
+    TRY(value_at(checkpoint, index, &value));
+    rsd_extent result = make_extent(&checkpoint->catalog, &value->extent);
     report_copy(out, &result, sizeof result);
     return RSD_OK;
 }

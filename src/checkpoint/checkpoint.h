@@ -60,6 +60,16 @@ rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor);
 /* Returns the tensor that an extent belongs to. */
 size_t tensor_of_extent(const struct catalog *catalog, size_t extent);
 
+/* The box whose bytes are in an extent. */
+struct extent_box {
+    size_t index; /* of the tensor in its catalog */
+    const struct stored_tensor *tensor;
+    size_t box; /* among the boxes of the tensor */
+    const int64_t *lo, *len;
+    uint64_t nbytes;
+};
+struct extent_box extent_find_box(const struct catalog *catalog, size_t extent);
+
 /* ---- operation.c: one call, on one rank or on many ---- */
 
 struct operation {
@@ -106,8 +116,15 @@ rsd_status operation_run(struct operation *operation, const struct operation_cal
 rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *context),
                           void *context, struct payload *state);
 
-/* Runs a batch for an operation, adds what it read to the report, and drops its jobs. */
-rsd_status operation_run_batch(struct operation *operation, struct batch *batch);
+/* Adds a job of so many bytes to a batch. */
+rsd_status operation_add_job(struct batch *batch, size_t id, int64_t nbytes, bool can_split);
+
+/* Runs a batch of this rank, unless `status`, that of listing its jobs, is a failure. Adds what was read to the report,
+ * and drops the jobs. */
+rsd_status operation_run_batch(struct operation *operation, struct batch *batch, rsd_status status);
+
+/* The same for jobs of all ranks together: runs this rank's part of them. */
+rsd_status operation_run_part(struct operation *operation, struct batch *batch, rsd_status status);
 
 /* Lists in a payload. What is taken is added to the list. */
 rsd_status payload_put_list(struct payload *payload, const void *list, size_t n,
@@ -240,9 +257,9 @@ static inline bool writer_wants_item(const struct writer *writer, size_t extent)
            !writer->manifest->items[extent].done;
 }
 
-/* Begins the item of a box, and makes the sink that writes its blocks. The item is ended after the last block. */
-rsd_status writer_begin_item(struct writer *writer, size_t tensor, size_t box, struct sink *sink);
-rsd_status writer_end_item(struct writer *writer, size_t tensor, size_t box);
+/* Begins the item of an extent, and makes the sink that writes its blocks. The item is ended after the last block. */
+rsd_status writer_begin_item(struct writer *writer, size_t extent, struct sink *sink);
+rsd_status writer_end_item(struct writer *writer, size_t extent);
 
 /* Writes complete items to disk and to the journal, so that a stopped run can be resumed from there. */
 rsd_status writer_save_items(struct writer *writer);

@@ -16,27 +16,27 @@ enum { MAX_SIDE_FILE_NBYTES = 1 << 30 };
 
 /* ---- jobs ---- */
 
-/* The boxes of a job: one item, or the boxes of a tensor that are not complete. */
-struct job_boxes {
+/* The items of a job: extents [next, end) of a tensor of the output. */
+struct job_items {
     size_t tensor, next, end;
 };
 
-static struct job_boxes find_boxes(const struct conversion_run *c, const struct batch_job *job)
+/* Lists the items of a job: one, or all of a tensor. */
+static struct job_items list_items_of(const struct conversion_run *c, const struct batch_job *job)
 {
     const struct catalog *catalog = &c->manifest.catalog;
-    if (!c->item_jobs)
-        return (struct job_boxes){job->id, 0, catalog->tensors[job->id].nboxes};
-    size_t tensor = tensor_of_extent(catalog, job->id);
-    size_t box = job->id - catalog->tensors[tensor].first_extent;
-    return (struct job_boxes){tensor, box, box + 1};
+    if (c->item_jobs)
+        return (struct job_items){tensor_of_extent(catalog, job->id), job->id, job->id + 1};
+    size_t first = catalog->tensors[job->id].first_extent;
+    return (struct job_items){job->id, first, first + catalog->tensors[job->id].nboxes};
 }
 
-static bool next_box(const struct conversion_run *c, struct job_boxes *boxes, size_t *box)
+/* Moves to the next item that is not complete. Returns false after the last. */
+static bool next_item(const struct conversion_run *c, struct job_items *items, size_t *item)
 {
-    const struct stored_tensor *tensor = &c->manifest.catalog.tensors[boxes->tensor];
-    while (boxes->next < boxes->end) {
-        *box = boxes->next++;
-        if (writer_wants_item(&c->writer, tensor->first_extent + *box))
+    while (items->next < items->end) {
+        *item = items->next++;
+        if (writer_wants_item(&c->writer, *item))
             return true;
     }
     return false;
@@ -47,11 +47,12 @@ static rsd_status convert_open_job(void *context, const struct batch_job *job,
                                    struct transfer *transfer)
 {
     struct conversion_run *c = context;
-    struct job_boxes boxes = find_boxes(c, job);
-    TRY(transfer_start(transfer, &c->in->catalog, c->source_of[boxes.tensor], boxes.end));
-    for (size_t box; next_box(c, &boxes, &box);) {
+    struct job_items items = list_items_of(c, job);
+    TRY(transfer_start(transfer, &c->in->catalog, c->source_of[items.tensor],
+                       items.end - items.next));
+    for (size_t item; next_item(c, &items, &item);) {
         struct sink sink;
-        TRY(writer_begin_item(&c->writer, boxes.tensor, box, &sink));
+        TRY(writer_begin_item(&c->writer, item, &sink));
         transfer_add_sink(transfer, &sink);
     }
     TRY(transfer_plan(transfer, &c->in->catalog));
@@ -63,9 +64,8 @@ static rsd_status convert_open_job(void *context, const struct batch_job *job,
 }
 
 /* Keeps what rank 0 needs to end an item of which this rank wrote a part. */
-static rsd_status add_split_item(struct conversion_run *c, size_t tensor, size_t box)
+static rsd_status add_split_item(struct conversion_run *c, size_t extent)
 {
-    size_t extent = c->manifest.catalog.tensors[tensor].first_extent + box;
     struct manifest_item *item = &c->manifest.items[extent];
     struct split_item part = {.extent = extent, .crc = item->crc};
     memcpy(part.first, item->first, sizeof part.first);
@@ -84,13 +84,12 @@ static rsd_status convert_close_job(void *context, const struct batch_job *job,
 {
     struct conversion_run *c = context;
     const struct catalog *in = &c->in->catalog;
-    struct job_boxes boxes = find_boxes(c, job);
+    struct job_items items = list_items_of(c, job);
     if (job->from == 0) /* the first rank of a split job counts it */
         c->nbytes_needed +=
             min_i64(transfer->nbytes, tensor_nbytes(in, &in->tensors[transfer->tensor]));
-    for (size_t box; next_box(c, &boxes, &box);)
-        TRY(batch_job_is_whole(job) ? writer_end_item(&c->writer, boxes.tensor, box)
-                                    : add_split_item(c, boxes.tensor, box));
+    for (size_t item; next_item(c, &items, &item);)
+        TRY(batch_job_is_whole(job) ? writer_end_item(&c->writer, item) : add_split_item(c, item));
     return RSD_OK;
 }
 
@@ -121,9 +120,7 @@ static rsd_status run_jobs(struct conversion_run *c)
                           .max_threads = count_writers(c),
                           .context = c};
     rsd_status status = convert_list_jobs(c, &batch);
-    if (!status)
-        status = operation_run_batch(&c->operation, &batch);
-    job_list_drop(&batch.jobs);
+    status = operation_run_batch(&c->operation, &batch, status);
     if (status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT) {
         char *message = text_copy(rsd_error());
         writer_save_items(&c->writer); /* if this fails, more is written again */
@@ -178,7 +175,6 @@ static rsd_status start_journal(struct conversion_run *c)
     hash_target(c, &target);
     hash_text(source, source_text);
     hash_text(target, target_text);
-    c->writer.journal = true;
     c->writer.reflink = c->options.reflink;
     c->writer.unchecked = c->options.unchecked != 0;
     return c->dest->resumed ? journal_resume(c->dest, source_text, target_text, &c->writer)
@@ -242,16 +238,24 @@ static struct output_options make_output_options(const struct conversion_run *c)
                                    .may_share = c->options.reflink != RSD_REFLINK_NEVER};
 }
 
+/* Opens the writer of this rank. */
+static rsd_status open_convert_writer(struct conversion_run *c)
+{
+    TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
+    c->writer.journal = true;
+    c->writer.shared =
+        c->operation.nranks > 1 && !c->manifest.compress && c->dest->store->ops->random_write;
+    return RSD_OK;
+}
+
 /* Rank 0: creates the output, or finds what an earlier run left in it. */
 static rsd_status open_convert_output(void *context)
 {
     struct conversion_run *c = context;
     struct output_options options = make_output_options(c);
     TRY(store_open_output(c->out, &options, &c->dest));
-    TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
+    TRY(open_convert_writer(c));
     TRY(start_journal(c));
-    c->writer.shared =
-        c->operation.nranks > 1 && !c->manifest.compress && c->dest->store->ops->random_write;
     if (c->writer.shared)
         TRY(writer_create_files(&c->writer));
     return c->operation.nranks > 1 ? convert_put_state(c) : RSD_OK;
@@ -264,9 +268,7 @@ static rsd_status join_convert_output(struct conversion_run *c)
     struct output_options options = {
         .mode = OUTPUT_JOIN, .journal = c->journal_name, .storage = c->operation.io.storage};
     TRY(store_open_output(c->out, &options, &c->dest));
-    TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
-    c->writer.journal = true;
-    c->writer.shared = !c->manifest.compress && c->dest->store->ops->random_write;
+    TRY(open_convert_writer(c));
     return convert_take_state(c);
 }
 

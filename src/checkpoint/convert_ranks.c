@@ -16,16 +16,14 @@ enum {
 
 /* ---- jobs ---- */
 
-/* Returns the bytes of a box, as wide as they are read; 0 if the box is complete. */
-static int64_t wanted_nbytes(const struct conversion_run *c, size_t t, size_t box, bool *wanted)
+/* Returns the bytes of an item, as wide as they are read; -1 if it is complete. */
+static int64_t wanted_nbytes(const struct conversion_run *c, size_t item)
 {
-    const struct catalog *catalog = &c->manifest.catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[t];
-    if (!writer_wants_item(&c->writer, tensor->first_extent + box))
-        return 0;
-    *wanted = true;
-    return box_volume(tensor->ndim, tensor_box_len(catalog, tensor, box)) *
-           (int64_t)rsd_dtype_nbytes(c->in->catalog.tensors[c->source_of[t]].dtype);
+    if (!writer_wants_item(&c->writer, item))
+        return -1;
+    struct extent_box box = extent_find_box(&c->manifest.catalog, item);
+    rsd_dtype dtype = c->in->catalog.tensors[c->source_of[box.index]].dtype;
+    return box_volume(box.tensor->ndim, box.len) * (int64_t)rsd_dtype_nbytes(dtype);
 }
 
 /* A compressed file is one stream after the other. So a rank has whole files, a job is an item, and a queue is a
@@ -35,12 +33,8 @@ static rsd_status partition_files(const struct conversion_run *c, struct job_lis
     const struct catalog *catalog = &c->manifest.catalog;
     int64_t *nbytes = mem_new(c->manifest.nfiles, sizeof *nbytes);
     rsd_status status = nbytes ? RSD_OK : RSD_ENOMEM;
-    for (size_t t = 0; t < catalog->ntensors && !status; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++) {
-            bool wanted = false;
-            size_t file = catalog->extents[catalog->tensors[t].first_extent + box].file;
-            nbytes[file] += wanted_nbytes(c, t, box, &wanted);
-        }
+    for (size_t i = 0; i < catalog->nextents && !status; i++)
+        nbytes[catalog->extents[i].file] += max_i64(0, wanted_nbytes(c, i));
     for (size_t i = 0; i < c->manifest.nfiles && !status; i++)
         status = job_list_add(files, (struct batch_job){.id = i, .of = nbytes[i]});
     job_list_partition(files, c->operation.rank, c->operation.nranks);
@@ -57,35 +51,34 @@ static rsd_status list_item_jobs(const struct conversion_run *c, const struct jo
     rsd_status status = mine ? RSD_OK : RSD_ENOMEM;
     for (size_t i = 0; i < files->n && !status; i++)
         mine[files->list[i].id] = true;
-    for (size_t t = 0; t < catalog->ntensors && !status; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes && !status; box++) {
-            bool wanted = false;
-            size_t extent = catalog->tensors[t].first_extent + box;
-            struct batch_job job = {.id = extent, .queue = catalog->extents[extent].file};
-            job.of = job.to = wanted_nbytes(c, t, box, &wanted);
-            if (wanted && mine[job.queue])
-                status = job_list_add(jobs, job);
-        }
+    for (size_t i = 0; i < catalog->nextents && !status; i++) {
+        int64_t nbytes = wanted_nbytes(c, i);
+        struct batch_job job = {
+            .id = i, .queue = catalog->extents[i].file, .to = nbytes, .of = nbytes};
+        if (nbytes >= 0 && mine[job.queue])
+            status = job_list_add(jobs, job);
+    }
     mem_free(mine);
     return status;
 }
 
-/* A job is a tensor with all boxes that are not complete, so that bytes that several of them need are read once. Where
- * files have whole tensors, its queue is a file. */
+/* A job is a tensor with all items that are not complete, so that bytes that several of them need are read once. Its
+ * queue is the file of the first. */
 static rsd_status list_tensor_jobs(const struct conversion_run *c, struct job_list *jobs)
 {
     const struct catalog *catalog = &c->manifest.catalog, *in = &c->in->catalog;
     for (size_t t = 0; t < catalog->ntensors; t++) {
         const struct stored_tensor *tensor = &catalog->tensors[t];
-        bool wanted = false;
         struct batch_job job = {.id = t,
                                 .can_split = tensor_can_split(in, &in->tensors[c->source_of[t]])};
-        for (size_t box = tensor->nboxes; box-- > 0;) {
-            bool one = false;
-            job.of += wanted_nbytes(c, t, box, &one);
-            if (one)
-                job.queue = catalog->extents[tensor->first_extent + box].file;
-            wanted = wanted || one;
+        bool wanted = false;
+        for (size_t i = tensor->first_extent + tensor->nboxes; i-- > tensor->first_extent;) {
+            int64_t nbytes = wanted_nbytes(c, i);
+            if (nbytes < 0)
+                continue;
+            wanted = true;
+            job.of += nbytes;
+            job.queue = catalog->extents[i].file;
         }
         job.to = job.of;
         if (wanted)

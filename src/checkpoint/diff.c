@@ -9,6 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The first element of a tensor that differs, and its bytes. Ranks send it to each other. */
+struct first_element {
+    uint64_t tensor; /* in the list of the call */
+    uint64_t at;     /* UINT64_MAX: none differs so far */
+    unsigned char in_a[16], in_b[16];
+};
+
 /* A tensor of both checkpoints, or of one. */
 struct compared {
     const char *name;
@@ -16,9 +23,8 @@ struct compared {
     rsd_dtype dtype; /* in which both are compared */
     rsd_difference difference;
     struct transfer other; /* of b, while a is transferred */
-    pthread_mutex_t lock;
-    uint64_t first; /* element that differs; UINT64_MAX: none so far */
-    unsigned char in_a[16], in_b[16];
+    pthread_mutex_t lock;  /* protects the next line */
+    struct first_element first;
 };
 
 struct comparing {
@@ -91,10 +97,10 @@ static rsd_status compare_block(const struct sink *sink, struct scratch *scratch
     uint64_t element = a->at / element_nbytes + at;
     struct compared *compared = a->compared;
     pthread_mutex_lock(&compared->lock);
-    if (element < compared->first) {
-        compared->first = element;
-        memcpy(compared->in_a, a->bytes + at * element_nbytes, element_nbytes);
-        memcpy(compared->in_b, block + at * element_nbytes, element_nbytes);
+    if (element < compared->first.at) {
+        compared->first.at = element;
+        memcpy(compared->first.in_a, a->bytes + at * element_nbytes, element_nbytes);
+        memcpy(compared->first.in_b, block + at * element_nbytes, element_nbytes);
     }
     pthread_mutex_unlock(&compared->lock);
     return RSD_OK;
@@ -218,7 +224,7 @@ static void add_compared(struct comparing *c, const char *name, size_t a, size_t
                          rsd_dtype converted)
 {
     struct compared *compared = &c->list[c->n];
-    *compared = (struct compared){.name = name, .a = a, .b = b, .first = UINT64_MAX};
+    *compared = (struct compared){.name = name, .a = a, .b = b, .first = {c->n, UINT64_MAX}};
     pthread_mutex_init(&compared->lock, NULL);
     if (a == SIZE_MAX || b == SIZE_MAX)
         compared->difference = a == SIZE_MAX ? RSD_ONLY_IN_B : RSD_ONLY_IN_A;
@@ -303,17 +309,11 @@ static rsd_status diff_jobs(void *context)
         if (compared->difference != RSD_SAME)
             continue;
         const struct stored_tensor *tensor = &a->tensors[compared->a];
-        int64_t nbytes = tensor_nbytes(a, tensor);
         bool can_split =
             tensor_can_split(a, tensor) && tensor_can_split(b, &b->tensors[compared->b]);
-        status = job_list_add(
-            &batch.jobs,
-            (struct batch_job){.id = i, .to = nbytes, .of = nbytes, .can_split = can_split});
+        status = operation_add_job(&batch, i, tensor_nbytes(a, tensor), can_split);
     }
-    job_list_partition(&batch.jobs, c->operation.rank, c->operation.nranks);
-    if (!status)
-        status = operation_run_batch(&c->operation, &batch);
-    job_list_drop(&batch.jobs);
+    status = operation_run_part(&c->operation, &batch, status);
     report->nbytes_read += (int64_t)c->other_stats.nbytes_read;
     report->nbytes_decoded_again += (int64_t)c->other_stats.nbytes_decoded_again;
     report->ntensors = (int64_t)c->n;
@@ -358,15 +358,15 @@ static void describe_element(const struct comparing *c, const struct compared *c
 {
     const struct stored_tensor *tensor = &c->a->catalog.tensors[compared->a];
     const int64_t *shape = tensor_shape(&c->a->catalog, tensor);
-    int64_t index[RSD_MAX_DIMS] = {0}, rest = (int64_t)compared->first;
+    int64_t index[RSD_MAX_DIMS] = {0}, rest = (int64_t)compared->first.at;
     char where[SHAPE_TEXT_NCHARS], in_a[80], in_b[80];
     for (int32_t d = tensor->ndim - 1; d >= 0; d--) {
         index[d] = rest % shape[d];
         rest /= shape[d];
     }
     bool exact = tensor->dtype == RSD_F64;
-    format_number(in_a, sizeof in_a, compared->dtype, compared->in_a, exact);
-    format_number(in_b, sizeof in_b, compared->dtype, compared->in_b, exact);
+    format_number(in_a, sizeof in_a, compared->dtype, compared->first.in_a, exact);
+    format_number(in_b, sizeof in_b, compared->dtype, compared->first.in_b, exact);
     bool bits = strcmp(in_a, in_b) == 0; /* NaNs, and zeros of both signs */
     text_add(out, "element %s is %s and %s", shape_text(tensor->ndim, index, where), in_a, in_b);
     if (bits)
@@ -415,7 +415,7 @@ static rsd_status report_differences(struct comparing *c, rsd_on_difference *on_
     for (size_t i = 0; i < c->n; i++) {
         struct compared *compared = &c->list[i];
         struct text text = {0};
-        if (compared->first != UINT64_MAX)
+        if (compared->first.at != UINT64_MAX)
             compared->difference = RSD_OTHER_ELEMENT;
         if (compared->difference == RSD_SAME)
             continue;
@@ -431,25 +431,13 @@ static rsd_status report_differences(struct comparing *c, rsd_on_difference *on_
 
 /* ---- between ranks ---- */
 
-/* The first element that differs, of those that one rank compared. */
-struct first_element {
-    uint64_t index, first;
-    unsigned char in_a[16], in_b[16];
-};
-
 /* Each rank: sends the first element that differs of each tensor that it compared. */
 static rsd_status put_first_elements(void *context, struct payload *payload)
 {
     const struct comparing *c = context;
-    for (size_t i = 0; i < c->n; i++) {
-        const struct compared *compared = &c->list[i];
-        struct first_element one = {.index = i, .first = compared->first};
-        if (compared->first == UINT64_MAX)
-            continue;
-        memcpy(one.in_a, compared->in_a, sizeof one.in_a);
-        memcpy(one.in_b, compared->in_b, sizeof one.in_b);
-        TRY(payload_put(payload, &one, sizeof one));
-    }
+    for (size_t i = 0; i < c->n; i++)
+        if (c->list[i].first.at != UINT64_MAX)
+            TRY(payload_put(payload, &c->list[i].first, sizeof c->list[i].first));
     return RSD_OK;
 }
 
@@ -460,15 +448,11 @@ static rsd_status take_first_elements(void *context, const struct payload *sent,
     while (*at < sent->n) {
         struct first_element one;
         TRY(payload_take(sent, at, &one, sizeof one));
-        if (one.index >= c->n)
+        if (one.tensor >= c->n)
             return fail(RSD_EPEER, "a rank compared tensor %llu of %zu",
-                        (unsigned long long)one.index, c->n);
-        struct compared *compared = &c->list[one.index];
-        if (one.first >= compared->first)
-            continue;
-        compared->first = one.first;
-        memcpy(compared->in_a, one.in_a, sizeof one.in_a);
-        memcpy(compared->in_b, one.in_b, sizeof one.in_b);
+                        (unsigned long long)one.tensor, c->n);
+        if (one.at < c->list[one.tensor].first.at)
+            c->list[one.tensor].first = one;
     }
     return RSD_OK;
 }

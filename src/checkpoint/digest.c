@@ -124,17 +124,10 @@ static rsd_status digest_jobs(void *context)
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < d->digests.n && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[digest_tensor(d, i)];
-        int64_t nbytes = tensor_nbytes(catalog, tensor);
-        status = job_list_add(&batch.jobs,
-                              (struct batch_job){.id = i,
-                                                 .to = nbytes,
-                                                 .of = nbytes,
-                                                 .can_split = tensor_can_split(catalog, tensor)});
+        status = operation_add_job(&batch, i, tensor_nbytes(catalog, tensor),
+                                   tensor_can_split(catalog, tensor));
     }
-    job_list_partition(&batch.jobs, d->operation.rank, d->operation.nranks);
-    if (!status)
-        status = operation_run_batch(&d->operation, &batch);
-    job_list_drop(&batch.jobs);
+    status = operation_run_part(&d->operation, &batch, status);
     d->operation.report.ntensors = (int64_t)d->digests.n;
     d->operation.report.nbytes_needed = batch.nbytes_total;
     return status;

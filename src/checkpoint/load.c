@@ -206,7 +206,7 @@ static rsd_status load_jobs(void *context)
                           .context = loading};
     report->ntensors = (int64_t)loading->jobs.n;
     loading->jobs = (struct job_list){0};
-    TRY(operation_run_batch(&loading->operation, &batch));
+    TRY(operation_run_batch(&loading->operation, &batch, RSD_OK));
     report->nbytes_needed = batch.nbytes_total;
     return RSD_OK;
 }

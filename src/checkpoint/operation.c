@@ -229,7 +229,19 @@ static int note_progress(void *context, const rsd_progress *progress)
     return atomic_load(&step->stop);
 }
 
-rsd_status operation_run_batch(struct operation *operation, struct batch *batch)
+rsd_status operation_add_job(struct batch *batch, size_t id, int64_t nbytes, bool can_split)
+{
+    struct batch_job job = {.id = id, .to = nbytes, .of = nbytes, .can_split = can_split};
+    return job_list_add(&batch->jobs, job);
+}
+
+rsd_status operation_run_part(struct operation *operation, struct batch *batch, rsd_status status)
+{
+    job_list_partition(&batch->jobs, operation->rank, operation->nranks);
+    return operation_run_batch(operation, batch, status);
+}
+
+rsd_status operation_run_batch(struct operation *operation, struct batch *batch, rsd_status status)
 {
     bool alone = operation->nranks == 1;
     rsd_report *report = &operation->report;
@@ -240,7 +252,8 @@ rsd_status operation_run_batch(struct operation *operation, struct batch *batch)
     batch->max_stream_nbytes = batch_stream_limit(operation->io.max_nbytes);
     batch->on_progress = alone ? operation->io.on_progress : note_progress;
     batch->progress_context = alone ? operation->io.context : operation;
-    rsd_status status = batch_run(batch);
+    if (!status)
+        status = batch_run(batch);
     job_list_drop(&batch->jobs);
     report->nbytes_read += (int64_t)batch->stats.nbytes_read;
     report->nbytes_unchecked += (int64_t)batch->stats.nbytes_unchecked;

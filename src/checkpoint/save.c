@@ -29,34 +29,22 @@ struct rsd_async_save {
 
 /* ---- writing ---- */
 
-/* An item that is written from memory. */
-struct memory_item {
-    size_t tensor, box;
-};
-
 struct memory_batch {
     struct operation *operation;
     const struct memory_manifest *items;
     struct writer *writer;
 };
 
-static struct memory_item find_item(const struct memory_batch *b, size_t extent)
-{
-    const struct catalog *catalog = &b->items->manifest.catalog;
-    size_t tensor = tensor_of_extent(catalog, extent);
-    return (struct memory_item){tensor, extent - catalog->tensors[tensor].first_extent};
-}
-
 /* Opens the transfer of a box: from its memory to its item. */
 static rsd_status save_open_job(void *context, const struct batch_job *job,
                                 struct transfer *transfer)
 {
     struct memory_batch *b = context;
-    struct memory_item item = find_item(b, job->id);
+    const struct catalog *catalog = &b->items->manifest.catalog;
     const struct extent_memory *memory = &b->items->memory[job->id];
     struct sink sink;
-    TRY(writer_begin_item(b->writer, item.tensor, item.box, &sink));
-    TRY(transfer_start(transfer, &b->items->manifest.catalog, item.tensor, 1));
+    TRY(writer_begin_item(b->writer, job->id, &sink));
+    TRY(transfer_start(transfer, catalog, tensor_of_extent(catalog, job->id), 1));
     transfer_add_sink(transfer, &sink);
     transfer->in_order = b->items->manifest.compress != 0;
     return transfer_open_memory(transfer, memory->memory, memory->strides,
@@ -67,9 +55,8 @@ static rsd_status save_close_job(void *context, const struct batch_job *job,
                                  struct transfer *transfer)
 {
     struct memory_batch *b = context;
-    struct memory_item item = find_item(b, job->id);
     (void)transfer;
-    return writer_end_item(b->writer, item.tensor, item.box);
+    return writer_end_item(b->writer, job->id);
 }
 
 rsd_status save_write_files(struct operation *operation, const struct memory_manifest *items,
@@ -85,18 +72,13 @@ rsd_status save_write_files(struct operation *operation, const struct memory_man
                           .context = &context};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
-        struct memory_item item = find_item(&context, i);
-        int64_t nbytes = (int64_t)box_nbytes(catalog, &catalog->tensors[item.tensor], item.box);
+        int64_t nbytes = (int64_t)extent_find_box(catalog, i).nbytes;
+        struct batch_job job = {
+            .id = i, .queue = catalog->extents[i].file, .to = nbytes, .of = nbytes};
         if (writer_wants_item(writer, i))
-            status = job_list_add(&batch.jobs, (struct batch_job){.id = i,
-                                                                  .queue = catalog->extents[i].file,
-                                                                  .to = nbytes,
-                                                                  .of = nbytes});
+            status = job_list_add(&batch.jobs, job);
     }
-    if (!status)
-        status = operation_run_batch(operation, &batch);
-    job_list_drop(&batch.jobs);
-    TRY(status);
+    TRY(operation_run_batch(operation, &batch, status));
     TRY(writer_finish(writer));
     report->ntensors = (int64_t)catalog->ntensors;
     report->nbytes_needed = batch.nbytes_total;
@@ -211,10 +193,9 @@ static rsd_status copy_arrays(rsd_async_save *save)
     const struct catalog *catalog = &items->manifest.catalog;
     struct scratch scratch = {.copier = copier_best(), .stream = save->operation.io.stream};
     size_t at = 0, all = 0;
-    for (size_t t = 0; t < catalog->ntensors; t++)
-        for (size_t box = 0; box < catalog->tensors[t].nboxes; box++)
-            if (items->memory[catalog->tensors[t].first_extent + box].memory)
-                all += (size_t)box_nbytes(catalog, &catalog->tensors[t], box);
+    for (size_t i = 0; i < catalog->nextents; i++)
+        if (items->memory[i].memory)
+            all += (size_t)extent_find_box(catalog, i).nbytes;
     save->copies = mem_new(all, 1);
     if (!save->copies)
         return RSD_ENOMEM;

@@ -175,15 +175,13 @@ static rsd_status check_memory(const struct memory_manifest *items)
     const struct catalog *catalog = &items->manifest.catalog;
     char text[BOX_TEXT_NCHARS];
     for (size_t i = 0; i < catalog->nextents; i++) {
-        const struct stored_tensor *tensor = &catalog->tensors[tensor_of_extent(catalog, i)];
-        size_t box = i - tensor->first_extent;
+        struct extent_box box = extent_find_box(catalog, i);
         uint32_t file = catalog->extents[i].file;
         bool written = items->only < 0 || file == (uint32_t)items->only;
-        if (written && !items->memory[i].memory && box_nbytes(catalog, tensor, box) > 0)
+        if (written && !items->memory[i].memory && box.nbytes > 0)
             return fail(RSD_EMISMATCH, "%s: no array was passed for rank %d with box %s",
-                        tensor->name, (int)file,
-                        box_text(tensor->ndim, tensor_box_lo(catalog, tensor, box),
-                                 tensor_box_len(catalog, tensor, box), text));
+                        box.tensor->name, (int)file,
+                        box_text(box.tensor->ndim, box.lo, box.len, text));
     }
     return RSD_OK;
 }

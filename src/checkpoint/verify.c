@@ -111,10 +111,9 @@ static rsd_status find_holes(struct verifying *v)
 static struct overlap_budget start_overlaps(const struct catalog *catalog)
 {
     struct overlap_budget budget = {OVERLAPPING_PAIRS + catalog->nextents, OVERLAPPING_NBYTES};
-    for (size_t i = 0; i < catalog->ntensors; i++)
-        for (size_t box = 0; box < catalog->tensors[i].nboxes; box++)
-            if (catalog->extents[catalog->tensors[i].first_extent + box].kind != EXTENT_NONE)
-                budget.nbytes += OVERLAPPING_READS * box_nbytes(catalog, &catalog->tensors[i], box);
+    for (size_t i = 0; i < catalog->nextents; i++)
+        if (catalog->extents[i].kind != EXTENT_NONE)
+            budget.nbytes += OVERLAPPING_READS * extent_find_box(catalog, i).nbytes;
     return budget;
 }
 
@@ -136,15 +135,14 @@ static rsd_status verify_open_job(void *context, const struct batch_job *job,
 {
     struct verifying *v = context;
     const struct catalog *catalog = &v->checkpoint->catalog;
-    size_t index = tensor_of_extent(catalog, job->id);
-    const struct stored_tensor *tensor = &catalog->tensors[index];
-    size_t box = job->id - tensor->first_extent;
-    struct sink sink = {.kind = SINK_DISCARD, .dtype = tensor->dtype, .ndim = tensor->ndim};
-    copy_i64s(sink.lo, tensor_box_lo(catalog, tensor, box), tensor->ndim);
-    copy_i64s(sink.len, tensor_box_len(catalog, tensor, box), tensor->ndim);
-    TRY(transfer_start(transfer, catalog, index, 1));
+    struct extent_box box = extent_find_box(catalog, job->id);
+    int32_t ndim = box.tensor->ndim;
+    struct sink sink = {.kind = SINK_DISCARD, .dtype = box.tensor->dtype, .ndim = ndim};
+    copy_i64s(sink.lo, box.lo, ndim);
+    copy_i64s(sink.len, box.len, ndim);
+    TRY(transfer_start(transfer, catalog, box.index, 1));
     transfer_add_sink(transfer, &sink);
-    return transfer_open_box(transfer, v->checkpoint, box, v->operation.tile_limit);
+    return transfer_open_box(transfer, v->checkpoint, box.box, v->operation.tile_limit);
 }
 
 /* The tensor of which a job reads the first box, for reading ahead: the others follow. */
@@ -152,9 +150,8 @@ static size_t whole_verify_tensor(void *context, const struct batch_job *job)
 {
     const struct verifying *v = context;
     const struct catalog *catalog = &v->checkpoint->catalog;
-    size_t tensor = tensor_of_extent(catalog, job->id);
-    bool first = job->id == catalog->tensors[tensor].first_extent;
-    return first && v->operation.nranks == 1 ? tensor : SIZE_MAX;
+    struct extent_box box = extent_find_box(catalog, job->id);
+    return box.box == 0 && v->operation.nranks == 1 ? box.index : SIZE_MAX;
 }
 
 static bool verify_forgive(void *context, const struct batch_job *job, rsd_status status)
@@ -177,21 +174,14 @@ static rsd_status read_boxes(struct verifying *v)
                           .context = v};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
-        const struct stored_tensor *tensor = &catalog->tensors[tensor_of_extent(catalog, i)];
-        if (is_lost(v, &catalog->extents[i]))
-            continue;
-        int64_t nbytes = catalog->extents[i].kind == EXTENT_NONE
-                             ? 0
-                             : (int64_t)box_nbytes(catalog, tensor, i - tensor->first_extent);
-        status = job_list_add(
-            &batch.jobs,
-            (struct batch_job){
-                .id = i, .to = nbytes, .of = nbytes, .can_split = !catalog->extents[i].nzstd});
+        const struct extent *extent = &catalog->extents[i];
+        bool stored = extent->kind != EXTENT_NONE;
+        if (!is_lost(v, extent))
+            status = operation_add_job(&batch, i,
+                                       stored ? (int64_t)extent_find_box(catalog, i).nbytes : 0,
+                                       !extent->nzstd);
     }
-    job_list_partition(&batch.jobs, v->operation.rank, v->operation.nranks);
-    if (!status)
-        status = operation_run_batch(&v->operation, &batch);
-    job_list_drop(&batch.jobs);
+    status = operation_run_part(&v->operation, &batch, status);
     v->operation.report.nbytes_needed = batch.nbytes_total;
     return v->stopped ? v->stopped : status;
 }

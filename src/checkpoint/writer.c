@@ -207,18 +207,16 @@ static rsd_status complete_file(struct writer *writer, uint32_t file)
 {
     struct manifest_file *about = &writer->manifest->files[file];
     rsd_status status = RSD_OK;
+    if (writer->manifest->compress)
+        about->nbytes = writer->files[file].end;
     if (about->header.n)
         status = write_bytes(writer, file, 0, about->header.data, about->header.n);
     if (!status)
-        status =
-            store_end_file(writer->store, file,
-                           writer->manifest->compress ? writer->files[file].end : about->nbytes);
+        status = store_end_file(writer->store, file, about->nbytes);
     if (status)
         return store_fail_in(writer->store, file, status);
     pthread_mutex_lock(&writer->lock);
     writer->files[file].done = writer->files[file].touched = true;
-    if (writer->manifest->compress)
-        about->nbytes = writer->files[file].end;
     writer->nfiles_written++;
     status = writer->journal ? journal_add_file(writer->dest, writer, file) : RSD_OK;
     pthread_mutex_unlock(&writer->lock);
@@ -306,68 +304,76 @@ static rsd_status add_pending(struct writer *writer, size_t extent, uint64_t nby
 
 /* ---- items ---- */
 
-static rsd_status make_frame(const struct writer *writer, size_t tensor, size_t box,
-                             struct bytes *head, struct bytes *tail)
+/* Makes what is before and behind the bytes of an item. The caller frees both, also on failure. */
+static rsd_status make_frame(const struct writer *writer, size_t index, struct bytes *head,
+                             struct bytes *tail)
 {
     const struct manifest *manifest = writer->manifest;
-    return manifest->format->writer->frame(manifest, tensor, box, head, tail);
+    struct extent_box box = extent_find_box(&manifest->catalog, index);
+    return manifest->format->writer->frame(manifest, box.index, box.box, head, tail);
 }
 
 /* Starts the stream of a compressed item with what is before the bytes of its tensor. */
-static rsd_status begin_compressed(struct writer *writer, size_t index, size_t box,
-                                   struct extent *extent)
+static rsd_status begin_compressed(struct writer *writer, size_t index)
 {
-    const struct catalog *catalog = &writer->manifest->catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[index];
+    struct catalog *catalog = &writer->manifest->catalog;
+    struct extent *extent = &catalog->extents[index];
+    struct extent_box box = extent_find_box(catalog, index);
     struct bytes head = {0}, tail = {0};
-    rsd_status status = make_frame(writer, index, box, &head, &tail);
+    rsd_status status = make_frame(writer, index, &head, &tail);
     if (!status)
-        status = begin_stream(writer, extent, head.n + box_nbytes(catalog, tensor, box) + tail.n);
+        status = begin_stream(writer, extent, head.n + box.nbytes + tail.n);
     if (!status)
         status = zstd_writer_put(writer->files[extent->file].zstd, head.data, head.n);
     bytes_drop(&head);
     bytes_drop(&tail);
-    return fail_in_item(writer, extent->file, tensor->name, status);
+    return fail_in_item(writer, extent->file, box.tensor->name, status);
+}
+
+/* Ends the stream of a compressed item with what is behind the bytes of its tensor. */
+static rsd_status end_compressed(struct writer *writer, struct extent *extent,
+                                 const struct bytes *tail)
+{
+    TRY(zstd_writer_put(writer->files[extent->file].zstd, tail->data, tail->n));
+    return finish_stream(writer, extent);
+}
+
+/* Writes what is around the bytes of a plain item. A store that writes in order also needs the zeros before it. */
+static rsd_status write_around(struct writer *writer, size_t index, const struct bytes *head,
+                               const struct bytes *tail)
+{
+    static const char zeros[ALIGNED_NBYTES];
+    const struct extent *extent = &writer->manifest->catalog.extents[index];
+    uint64_t end = extent->offset + extent->nbytes;
+    size_t gap = (size_t)writer->manifest->items[index].gap;
+    if (gap > 0 && !writer->store->ops->random_write)
+        TRY(store_write(writer->store, extent->file, extent->offset - gap, zeros, gap));
+    TRY(write_bytes(writer, extent->file, extent->offset, head->data, head->n));
+    return write_bytes(writer, extent->file, end - tail->n, tail->data, tail->n);
 }
 
 /* Writes what is around the bytes of an item, when all bytes are known. */
-static rsd_status write_frame(struct writer *writer, size_t tensor, size_t box,
-                              struct extent *extent)
+static rsd_status write_frame(struct writer *writer, size_t index)
 {
+    struct catalog *catalog = &writer->manifest->catalog;
+    struct extent *extent = &catalog->extents[index];
     struct bytes head = {0}, tail = {0};
     if (!writer->manifest->format->writer->frame)
         return RSD_OK;
-    rsd_status status = make_frame(writer, tensor, box, &head, &tail);
-    if (writer->manifest->compress) {
-        if (!status)
-            status = zstd_writer_put(writer->files[extent->file].zstd, tail.data, tail.n);
-        if (!status)
-            status = finish_stream(writer, extent);
-    } else {
-        static const char zeros[ALIGNED_NBYTES];
-        uint64_t end = extent->offset + extent->nbytes;
-        size_t index = writer->manifest->catalog.tensors[tensor].first_extent + box;
-        size_t gap = (size_t)writer->manifest->items[index].gap;
-        if (!status && gap > 0 &&
-            !writer->store->ops->random_write) /* a part waits for all its bytes */
-            status = store_write(writer->store, extent->file, extent->offset - gap, zeros, gap);
-        if (!status)
-            status = write_bytes(writer, extent->file, extent->offset, head.data, head.n);
-        if (!status)
-            status = write_bytes(writer, extent->file, end - tail.n, tail.data, tail.n);
-    }
+    rsd_status status = make_frame(writer, index, &head, &tail);
+    if (!status)
+        status = writer->manifest->compress ? end_compressed(writer, extent, &tail)
+                                            : write_around(writer, index, &head, &tail);
     bytes_drop(&head);
     bytes_drop(&tail);
-    return fail_in_item(writer, extent->file, writer->manifest->catalog.tensors[tensor].name,
-                        status);
+    return fail_in_item(writer, extent->file,
+                        catalog->tensors[tensor_of_extent(catalog, index)].name, status);
 }
 
-rsd_status writer_end_item(struct writer *writer, size_t tensor, size_t box)
+rsd_status writer_end_item(struct writer *writer, size_t index)
 {
-    struct catalog *catalog = &writer->manifest->catalog;
-    size_t index = catalog->tensors[tensor].first_extent + box;
-    struct extent *extent = &catalog->extents[index];
-    TRY(write_frame(writer, tensor, box, extent));
+    const struct extent *extent = &writer->manifest->catalog.extents[index];
+    TRY(write_frame(writer, index));
     pthread_mutex_lock(&writer->lock);
     bool last = --writer->files[extent->file].left == 0 && !writer->shared;
     pthread_mutex_unlock(&writer->lock);
@@ -376,13 +382,9 @@ rsd_status writer_end_item(struct writer *writer, size_t tensor, size_t box)
 
 rsd_status writer_end_split_items(struct writer *writer)
 {
-    struct catalog *catalog = &writer->manifest->catalog;
-    for (size_t i = 0; i < catalog->nextents; i++)
-        if (writer->manifest->items[i].split) {
-            size_t tensor = tensor_of_extent(catalog, i);
-            TRY(write_frame(writer, tensor, i - catalog->tensors[tensor].first_extent,
-                            &catalog->extents[i]));
-        }
+    for (size_t i = 0; i < writer->manifest->catalog.nextents; i++)
+        if (writer->manifest->items[i].split)
+            TRY(write_frame(writer, i));
     return RSD_OK;
 }
 
@@ -471,25 +473,25 @@ static rsd_status write_block(const struct sink *sink, struct scratch *scratch, 
     return fail_in_item(writer, extent->file, sink->name, status);
 }
 
-rsd_status writer_begin_item(struct writer *writer, size_t index, size_t box, struct sink *sink)
+rsd_status writer_begin_item(struct writer *writer, size_t index, struct sink *sink)
 {
-    struct catalog *catalog = &writer->manifest->catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[index];
-    struct extent *extent = &catalog->extents[tensor->first_extent + box];
+    const struct catalog *catalog = &writer->manifest->catalog;
+    uint32_t file = catalog->extents[index].file;
+    struct extent_box box = extent_find_box(catalog, index);
     *sink = (struct sink){.kind = SINK_BLOCKS,
-                          .name = tensor->name,
-                          .dtype = tensor->dtype,
-                          .ndim = tensor->ndim,
+                          .name = box.tensor->name,
+                          .dtype = box.tensor->dtype,
+                          .ndim = box.tensor->ndim,
                           .take = write_block,
                           .context = writer,
-                          .index = tensor->first_extent + box};
-    copy_i64s(sink->lo, tensor_box_lo(catalog, tensor, box), tensor->ndim);
-    copy_i64s(sink->len, tensor_box_len(catalog, tensor, box), tensor->ndim);
-    TRY(ensure_created(writer, extent->file));
+                          .index = index};
+    copy_i64s(sink->lo, box.lo, box.tensor->ndim);
+    copy_i64s(sink->len, box.len, box.tensor->ndim);
+    TRY(ensure_created(writer, file));
     pthread_mutex_lock(&writer->lock);
-    writer->files[extent->file].touched = true;
+    writer->files[file].touched = true;
     pthread_mutex_unlock(&writer->lock);
-    return writer->manifest->compress ? begin_compressed(writer, index, box, extent) : RSD_OK;
+    return writer->manifest->compress ? begin_compressed(writer, index) : RSD_OK;
 }
 
 /* ---- between ranks ---- */
