@@ -228,6 +228,84 @@ static void large_is_split(void)
     folder_remove(in_folder("plain.safetensors"));
 }
 
+/* ---- options ---- */
+
+static rsd_status accept_output(void *context, rsd_checkpoint *output)
+{
+    (void)context;
+    return output ? RSD_OK : RSD_EINVAL;
+}
+
+/* Only rank 1 checks the output. */
+static rsd_status convert_checked_by_one(struct worker *worker)
+{
+    struct task task = *(const struct task *)worker->task;
+    task.convert.check = worker->transport.rank == 1 ? accept_output : NULL;
+    return convert_as(&task, &worker->transport, worker);
+}
+
+static void ranks_agree_on_check(void)
+{
+    CASE("a check that only some ranks make is refused before anything is written");
+    char in[300], out[300];
+    struct workers workers;
+    snprintf(in, sizeof in, "%s", golden_path("fsdp2_tp_adamw", "ckpt"));
+    snprintf(out, sizeof out, "%s/checked", folder);
+    struct task task = {.in = in, .out = out, .timeout = 10};
+    workers_run(&workers, 2, convert_checked_by_one, &task, 0);
+    check_all(&workers, RSD_EMISMATCH, "rank 1 passed different arguments");
+    CHECK(!is_there(out), "something was written");
+    workers_free(&workers);
+}
+
+enum { NSMALL = 50 };
+
+/* Writes small tensors, which are never shared, and behind them one that has as many bytes. */
+static void make_uneven(const char *path)
+{
+    rsd_layout *small = layout_of("f32[1000] @ 1 : R"), *large = layout_of("f32[50000] @ 1 : R");
+    void *array = calloc(50000, 4);
+    rsd_tensor locals[NSMALL + 1] = {{0}};
+    char names[NSMALL + 1][16];
+    for (int i = 0; i <= NSMALL; i++) {
+        snprintf(names[i], sizeof names[i], "%c%02d", i < NSMALL ? 'a' : 'z', i);
+        locals[i] = (rsd_tensor){.struct_nbytes = sizeof(rsd_tensor),
+                                 .name = names[i],
+                                 .layout = i < NSMALL ? small : large,
+                                 .rank = RSD_EVERY_RANK,
+                                 .arrays = &array};
+    }
+    OK(rsd_save(path, NSMALL + 1, locals, NULL, NULL));
+    free(array);
+    rsd_layout_free(small);
+    rsd_layout_free(large);
+}
+
+static void ranks_share_alike(void)
+{
+    CASE("every rank shares blocks with the input as the options say");
+    char in[300], one[300], many[300];
+    struct workers workers;
+    rsd_report alone;
+    snprintf(in, sizeof in, "%s/uneven", folder);
+    snprintf(one, sizeof one, "%s/shared-alone", folder);
+    snprintf(many, sizeof many, "%s/shared", folder);
+    make_uneven(in);
+    struct task task = {
+        .in = in, .out = one, .convert = {.format = RSD_FORMAT_DCP, .reflink = RSD_REFLINK_ALWAYS}};
+    rsd_status status = convert_alone(&task, &alone); /* file systems differ */
+    CHECK(status == RSD_OK || status == RSD_EUNSUPPORTED, "%s", rsd_error());
+    task.out = many;
+    workers_run(&workers, 2, convert_as_rank, &task, 0); /* rank 1 has the large tensor */
+    check_all(&workers, status, "");
+    if (!status)
+        CHECK(workers.list[0].report.nbytes_shared == alone.nbytes_shared);
+    workers_free(&workers);
+    folder_remove(in);
+    folder_remove(one);
+    folder_remove(many);
+}
+
 /* ---- messages ---- */
 
 /* The first payload that each rank sends to rank 0. */
@@ -302,6 +380,8 @@ int main(void)
     golden_converts();
     golden_is_proved();
     large_is_split();
+    ranks_agree_on_check();
+    ranks_share_alike();
     no_addresses_are_sent();
     folder_remove(folder);
     return tap_end();

@@ -175,8 +175,6 @@ static rsd_status start_journal(struct conversion_run *c)
     hash_target(c, &target);
     hash_text(source, source_text);
     hash_text(target, target_text);
-    c->writer.reflink = c->options.reflink;
-    c->writer.unchecked = c->options.unchecked != 0;
     return c->dest->resumed ? journal_resume(c->dest, source_text, target_text, &c->writer)
                             : journal_start(c->dest, source_text, target_text);
 }
@@ -243,6 +241,8 @@ static rsd_status open_convert_writer(struct conversion_run *c)
 {
     TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
     c->writer.journal = true;
+    c->writer.reflink = c->options.reflink;
+    c->writer.unchecked = c->options.unchecked != 0;
     c->writer.shared =
         c->operation.nranks > 1 && !c->manifest.compress && c->dest->store->ops->random_write;
     return RSD_OK;
@@ -286,6 +286,7 @@ static rsd_status convert_jobs(void *context)
     if (c->operation.rank > 0) { /* rank 0 counts its own at the end */
         report->nbytes_written = (int64_t)c->writer.nbytes_written;
         report->nfiles_written = c->writer.nfiles_written;
+        report->nbytes_shared = (int64_t)c->writer.nbytes_shared;
     }
     return RSD_OK;
 }
@@ -424,6 +425,7 @@ static rsd_status agree_on_conversion(struct conversion_run *c, rsd_status statu
         hash_i64(&arguments, c->options.resume);
         hash_i64(&arguments, c->options.dry);
         hash_i64(&arguments, c->options.nside_files);
+        hash_i64(&arguments, c->options.check != NULL); /* which all ranks call, or none */
     }
     return operation_agree(&c->operation, status, arguments);
 }
