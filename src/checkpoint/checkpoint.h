@@ -30,6 +30,20 @@ rsd_status checkpoint_open_staged(const struct store_output *output, const char 
 /* Derives the tensors of a checkpoint under the names of the other column of a map, as rsd_open_options.names says. */
 rsd_status names_apply(rsd_checkpoint *checkpoint, const rsd_open_options *options);
 
+/* ---- head_counts.c ---- */
+
+/* Attention heads, and those of keys and values; 0: not known. */
+struct head_counts {
+    int64_t all, keys;
+};
+
+/* Reads the counts in a config.json of Hugging Face. */
+rsd_status head_counts_parse(struct head_counts *heads, const char *text, size_t n);
+
+/* Finds the counts of a checkpoint: those of the caller, else of Megatron's arguments, else of a config.json. */
+rsd_status head_counts_find(struct head_counts *heads, rsd_checkpoint *checkpoint,
+                            const rsd_open_options *options);
+
 /* ---- overlaps.c ---- */
 
 /* How often boxes may be found to overlap in part, and what it may cost to compare them, in all tensors. */

@@ -224,7 +224,8 @@ static void add_compared(struct comparing *c, const char *name, size_t a, size_t
                          rsd_dtype converted)
 {
     struct compared *compared = &c->list[c->n];
-    *compared = (struct compared){.name = name, .a = a, .b = b, .first = {c->n, UINT64_MAX}};
+    *compared = (struct compared){
+        .name = name, .a = a, .b = b, .first = {.tensor = c->n, .at = UINT64_MAX}};
     pthread_mutex_init(&compared->lock, NULL);
     if (a == SIZE_MAX || b == SIZE_MAX)
         compared->difference = a == SIZE_MAX ? RSD_ONLY_IN_B : RSD_ONLY_IN_A;

@@ -49,16 +49,6 @@ bool name_map_find(const struct name_map *map, bool left, const char *name,
 /* Adds a pattern to a text, with the captures of a match in place of its stars. */
 void name_match_expand(const struct name_match *match, const char *pattern, struct text *text);
 
-/* ---- names_heads.c ---- */
-
-/* Attention heads, and those of keys and values; 0: not known. */
-struct head_counts {
-    int64_t all, keys;
-};
-
-rsd_status head_counts_find(struct head_counts *heads, rsd_checkpoint *checkpoint,
-                            const rsd_open_options *options);
-
 /* ---- names_maps.c ---- */
 
 const char *name_map_text(const char *name); /* NULL: unknown */

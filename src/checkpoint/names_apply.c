@@ -5,6 +5,7 @@
  * its parameter: optimizer.state.NAME.KEY.
  */
 #include "names.h"
+#include "rules.h"
 
 #include <stdlib.h>
 
@@ -35,19 +36,6 @@ static void drop_named(struct named_line *named)
     named->parameter = NULL;
 }
 
-/* Finds the parameter of a state in its name: behind "state." and before the last dot. */
-static bool find_parameter(const char *name, int *nprefix, const char **suffix)
-{
-    const char *state = strncmp(name, "state.", 6) == 0 ? name : strstr(name, ".state.");
-    const char *begin = state ? strchr(state + 1, '.') + 1 : NULL;
-    const char *end = begin ? strrchr(begin, '.') : NULL;
-    if (!end)
-        return false;
-    *nprefix = (int)(begin - name);
-    *suffix = end;
-    return true;
-}
-
 /* Returns whether a line changes neither the name nor the tensor. */
 static bool keeps_name(const struct name_line *line)
 {
@@ -61,15 +49,15 @@ static rsd_status find_named_line(const struct name_change *change, bool left, c
 {
     *named = (struct named_line){.name = name, .suffix = name + strlen(name)};
     *found = name_map_find(&change->map, left, name, &named->match);
-    struct named_line state = *named;
-    if ((*found && !keeps_name(named->match.line)) ||
-        !find_parameter(name, &state.nprefix, &state.suffix))
+    struct slice parameter;
+    if ((*found && !keeps_name(named->match.line)) || !state_name_split(name, &parameter))
         return RSD_OK;
-    size_t n = (size_t)(state.suffix - name) - (size_t)state.nprefix;
-    state.parameter = mem_new(n + 1, 1);
+    struct named_line state = {.name = name,
+                               .nprefix = (int)(parameter.bytes - name),
+                               .suffix = parameter.bytes + parameter.nbytes,
+                               .parameter = slice_copy(parameter)};
     if (!state.parameter)
         return RSD_ENOMEM;
-    memcpy(state.parameter, name + state.nprefix, n);
     if (name_map_find(&change->map, left, state.parameter, &state.match)) {
         *named = state;
         *found = true;

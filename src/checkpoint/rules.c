@@ -206,13 +206,18 @@ static rsd_status add_rule_line(rsd_rules *rules, const char *path, int number, 
 
 rsd_status rules_read_file(const char *path, struct bytes *out)
 {
+    enum { MAX_TEXT_NBYTES = 1 << 24 };
     char block[4096];
     FILE *file = fopen(path, "r");
     if (!file)
         return fail(errno == ENOENT ? RSD_ENOENT : RSD_EIO, "%s: %s", path, strerror(errno));
-    for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;)
+    for (size_t n; out->n <= MAX_TEXT_NBYTES && (n = fread(block, 1, sizeof block, file)) > 0;)
         bytes_put(out, block, n);
-    rsd_status status = ferror(file) ? fail(RSD_EIO, "%s: %s", path, strerror(errno)) : RSD_OK;
+    rsd_status status = RSD_OK;
+    if (ferror(file))
+        status = fail(RSD_EIO, "%s: %s", path, strerror(errno));
+    else if (out->n > MAX_TEXT_NBYTES)
+        status = fail(RSD_ELIMIT, "%s has more than %d bytes", path, (int)MAX_TEXT_NBYTES);
     fclose(file);
     bytes_put(out, "", 1);
     return status ? status : out->failed ? RSD_ENOMEM : RSD_OK;

@@ -69,11 +69,11 @@ struct rsd_rules {
     rsd_rules_options options;
     rsd_mesh *mesh;
     const struct preset *preset;
-    bool with_fsdp;            /* the preset also shards over axes that are not for tensors */
-    int64_t nheads, nkv_heads; /* of the caller or the config; 0: not known */
-    bool has_heads;            /* they are the caller's */
-    bool replicate_kv;         /* ranks may share a KV head */
-    struct rule *list;         /* by source; in the order in which they were added */
+    bool with_fsdp;           /* the preset also shards over axes that are not for tensors */
+    struct head_counts heads; /* of the caller or the config */
+    bool has_heads;           /* they are the caller's */
+    bool replicate_kv;        /* ranks may share a KV head */
+    struct rule *list;        /* by source; in the order in which they were added */
     size_t n, capacity;
 
     const rsd_checkpoint *checkpoint; /* of the last check; NULL: none yet */
@@ -102,7 +102,7 @@ rsd_status rules_open_joined(rsd_checkpoint *checkpoint, const struct store_list
 rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char *label,
                            struct slice expression, const char *placements);
 
-/* Reads a file of text of the user, with a NUL behind it. */
+/* Reads a file of text of the user, with a NUL behind it. ENOENT: it does not exist. ELIMIT: it is too long. */
 rsd_status rules_read_file(const char *path, struct bytes *out);
 
 /* ---- rules_model.c: the model in what trainers write ---- */
@@ -154,6 +154,9 @@ rsd_status experts_make_mesh(const rsd_rules *rules, const struct rule *rule, co
                              rsd_mesh **mesh);
 
 /* ---- rules_state.c: optimizer state follows its parameter ---- */
+
+/* Returns whether a name is that of optimizer state, and if so the part of it that names the parameter. */
+bool state_name_split(const char *state, struct slice *parameter);
 
 rsd_status parameter_index_open(struct parameter_index *index, const rsd_checkpoint *checkpoint);
 

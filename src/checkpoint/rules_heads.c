@@ -5,85 +5,21 @@
  */
 #include "rules.h"
 
-#include "json.h"
-
-#include <errno.h>
 #include <stdio.h>
 
-enum { MAX_CONFIG_NBYTES = 1 << 24 };
-
 /* ---- the config ---- */
-
-/* Reads a file of at most MAX_CONFIG_NBYTES. ENOENT: it does not exist. */
-static rsd_status read_config_file(const char *path, struct bytes *out)
-{
-    char block[4096];
-    FILE *file = fopen(path, "r");
-    if (!file)
-        return fail(errno == ENOENT ? RSD_ENOENT : RSD_EIO, "%s: %s", path, strerror(errno));
-    for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0 && out->n < MAX_CONFIG_NBYTES;)
-        bytes_put(out, block, n);
-    rsd_status status = ferror(file) ? fail(RSD_EIO, "%s: %s", path, strerror(errno)) : RSD_OK;
-    fclose(file);
-    return status ? status : out->failed ? RSD_ENOMEM : RSD_OK;
-}
-
-static rsd_status read_head_count(struct json *json, int64_t *count)
-{
-    double value;
-    bool whole;
-    char next = json_peek(json);
-    if (next != '-' && (next < '0' || next > '9'))
-        return json_skip(json); /* null: as many as query heads */
-    return json_number(json, &value, count, &whole);
-}
-
-/* Reads the head counts of an object, and of the model of text in it. Those of the outer object are kept. */
-static rsd_status read_config_object(struct json *json, rsd_rules *rules, int depth)
-{
-    struct slice key;
-    bool more;
-    int64_t nheads = 0, nkv_heads = 0;
-    TRY(json_enter(json, '{'));
-    for (;;) {
-        TRY(json_next_key(json, &key, &more));
-        if (!more)
-            break;
-        if (slice_is(key, "num_attention_heads") || slice_is(key, "n_head"))
-            TRY(read_head_count(json, &nheads));
-        else if (slice_is(key, "num_key_value_heads"))
-            TRY(read_head_count(json, &nkv_heads));
-        else if (depth == 0 && slice_is(key, "text_config") && json_peek(json) == '{')
-            TRY(read_config_object(json, rules, depth + 1));
-        else
-            TRY(json_skip(json));
-    }
-    if (nheads > 0)
-        rules->nheads = nheads;
-    if (nkv_heads > 0 || nheads > 0)
-        rules->nkv_heads = nkv_heads > 0 ? nkv_heads : nheads;
-    return RSD_OK;
-}
 
 rsd_status heads_read_config(rsd_rules *rules, const char *path)
 {
     struct bytes content = {0};
-    struct json json = {0};
     bool is_text = *path == '{'; /* the config itself, which may come from a bucket */
     if (rules->has_heads)
         return RSD_OK;
-    rsd_status status = RSD_OK;
-    if (is_text)
-        bytes_put(&content, path, strlen(path));
-    else
-        status = read_config_file(path, &content);
-    if (!status && content.failed)
-        status = fail(RSD_ENOMEM, "out of memory");
-    rules->nheads = rules->nkv_heads = 0;
+    rules->heads = (struct head_counts){0};
+    rsd_status status = is_text ? RSD_OK : rules_read_file(path, &content);
     if (!status) {
-        json_start(&json, (const char *)content.data, content.n);
-        status = read_config_object(&json, rules, 0);
-        json_drop(&json);
+        const char *text = is_text ? path : (const char *)content.data;
+        status = head_counts_parse(&rules->heads, text, strlen(text));
         if (status)
             status = fail_in(status, "%s: ", is_text ? "config.json" : path);
     }
@@ -99,8 +35,7 @@ rsd_status heads_parse_counts(rsd_rules *rules, const char *text)
         nkv_heads = nheads;
     if (n < 1 || text[end] || nkv_heads < 1 || nheads < nkv_heads || nheads > INT32_MAX)
         return fail(RSD_EINVAL, "heads '%s' must be N or N,K, such as 32,8", text);
-    rules->nheads = nheads;
-    rules->nkv_heads = nkv_heads;
+    rules->heads = (struct head_counts){nheads, nkv_heads};
     rules->has_heads = true;
     return RSD_OK;
 }
@@ -113,7 +48,7 @@ static rsd_status share_heads(const rsd_rules *rules, const struct rule *rule,
 {
     const rsd_mesh *mesh = rules->mesh;
     int64_t nranks = rsd_mesh_nranks(mesh), count = rsd_mesh_count(mesh, rule->axis);
-    int64_t extent = tensor->shape[0] / rules->nkv_heads, coords[RSD_MAX_AXES] = {0};
+    int64_t extent = tensor->shape[0] / rules->heads.keys, coords[RSD_MAX_AXES] = {0};
     size_t ndim = (size_t)tensor->ndim, n = (size_t)nranks * ndim;
     int32_t *ranks = mem_new((size_t)nranks, sizeof *ranks);
     int64_t *lo = mem_new(n, sizeof *lo), *len = mem_new(n, sizeof *len);
@@ -121,7 +56,7 @@ static rsd_status share_heads(const rsd_rules *rules, const struct rule *rule,
     for (int64_t i = 0; i < nranks && !status; i++) {
         status = rsd_mesh_rank(mesh, coords, &ranks[i]);
         copy_i64s(len + (size_t)i * ndim, tensor->shape, tensor->ndim);
-        lo[(size_t)i * ndim] = coords[rule->axis] * rules->nkv_heads / count * extent;
+        lo[(size_t)i * ndim] = coords[rule->axis] * rules->heads.keys / count * extent;
         len[(size_t)i * ndim] = extent;
         for (int32_t a = rsd_mesh_naxes(mesh) - 1; a >= 0; a--) {
             if (++coords[a] < rsd_mesh_count(mesh, a))
@@ -142,7 +77,7 @@ rsd_status heads_make_layout(const rsd_rules *rules, const struct rule *rule,
                              const rsd_tensor_info *tensor, rsd_layout **layout)
 {
     bool kv = rule->whole == KV_HEADS;
-    int64_t nheads = kv ? rules->nkv_heads : rules->nheads;
+    int64_t nheads = kv ? rules->heads.keys : rules->heads.all;
     int64_t count = rule->axis < 0 ? 1 : rsd_mesh_count(rules->mesh, rule->axis);
     if (nheads <= 0 || nheads % count == 0 || tensor->ndim == 0)
         return RSD_OK;

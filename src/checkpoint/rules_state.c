@@ -80,14 +80,24 @@ static int count_names(const struct parameter_index *index, struct slice end, bo
     return count;
 }
 
+bool state_name_split(const char *state, struct slice *parameter)
+{
+    const char *dot = strncmp(state, "state.", 6) == 0 ? state : strstr(state, ".state.");
+    const char *begin = dot ? strchr(dot + 1, '.') + 1 : NULL;
+    const char *end = begin ? strrchr(begin, '.') : NULL;
+    if (!end || end == begin)
+        return false;
+    *parameter = (struct slice){begin, (size_t)(end - begin)};
+    return true;
+}
+
 bool parameter_index_find(const struct parameter_index *index, const char *state,
                           int64_t *parameter)
 {
-    const char *dot = strstr(state, ".state."), *slot = strrchr(state, '.');
-    dot = strncmp(state, "state.", 6) == 0 ? state + 5 : dot ? dot + 6 : NULL;
-    if (!dot || slot <= dot + 1)
+    struct slice name;
+    if (!state_name_split(state, &name))
         return false;
-    struct slice name = {dot + 1, (size_t)(slot - dot) - 1}, with_dot = {dot, name.nbytes + 1};
+    struct slice with_dot = {name.bytes - 1, name.nbytes + 1};
     int count = count_names(index, name, true, parameter);
     count += count_names(index, with_dot, false, parameter);
     return count == 1;

@@ -45,3 +45,8 @@ try convert both ranks --format fsdp --mesh 2 --default 'S(0)' --overwrite -q
 ls -A ranks
 try convert $GOLDEN/ds_z1/ckpt none --format fsdp --mesh 3 --default 'C(0,1)'
 try convert $GOLDEN/ds_z1/ckpt none --format fsdp --mesh 3 --default 'S(0)' --exclude '^embed'
+
+# the heads of the model of text in a config of several models
+try inspect named decoder.layers.1.self_attention.linear_qkv.weight --names mine
+echo '{"text_config": {"num_attention_heads": 4, "num_key_value_heads": 2}}' > named/config.json
+try inspect named decoder.layers.1.self_attention.linear_qkv.weight --names mine

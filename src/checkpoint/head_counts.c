@@ -1,6 +1,6 @@
-/* names_heads.c - finds out how many attention heads a model has: as the caller, Megatron's arguments or a config of
+/* head_counts.c - finds out how many attention heads a model has: as the caller, Megatron's arguments or a config of
  * Hugging Face says. */
-#include "names.h"
+#include "checkpoint.h"
 
 #include "json.h"
 
@@ -35,33 +35,57 @@ static rsd_status read_megatron_heads(rsd_checkpoint *checkpoint, struct head_co
     return grouped ? read_count(checkpoint, "args.num_query_groups", &heads->keys) : RSD_OK;
 }
 
-/* Reads the numbers of heads in a config.json. Numbers that are known already stay. */
-static rsd_status parse_head_counts(const char *text, size_t n, struct head_counts *heads)
+/* Reads a number of heads. Anything else is not a number of heads, such as null, and leaves *count as it is. */
+static rsd_status read_json_count(struct json *json, int64_t *count)
+{
+    double value;
+    int64_t number;
+    bool whole;
+    if (!is_digit(json_peek(json)))
+        return json_skip(json);
+    TRY(json_number(json, &value, &number, &whole));
+    if (whole && number > 0 && number <= INT32_MAX)
+        *count = number;
+    return RSD_OK;
+}
+
+/* Reads the counts of an object, and of the model of text in it. Those of the outer object are kept. */
+static rsd_status read_json_counts(struct json *json, bool outer, struct head_counts *heads)
+{
+    struct head_counts own = {0};
+    struct slice key;
+    bool more;
+    TRY(json_enter(json, '{'));
+    for (;;) {
+        TRY(json_next_key(json, &key, &more));
+        if (!more)
+            break;
+        if (slice_is(key, "num_attention_heads") || slice_is(key, "n_head"))
+            TRY(read_json_count(json, &own.all));
+        else if (slice_is(key, "num_key_value_heads"))
+            TRY(read_json_count(json, &own.keys));
+        else if (outer && slice_is(key, "text_config") && json_peek(json) == '{')
+            TRY(read_json_counts(json, false, heads));
+        else
+            TRY(json_skip(json));
+    }
+    if (own.all || own.keys)
+        *heads =
+            (struct head_counts){own.all ? own.all : heads->all, own.keys ? own.keys : own.all};
+    return RSD_OK;
+}
+
+rsd_status head_counts_parse(struct head_counts *heads, const char *text, size_t n)
 {
     struct json json;
-    struct slice key;
-    bool more, whole;
+    *heads = (struct head_counts){0};
     json_start(&json, text, n);
-    rsd_status status = json_enter(&json, '{');
-    while (!status && !(status = json_next_key(&json, &key, &more)) && more) {
-        int64_t *count = slice_is(key, "num_attention_heads")   ? &heads->all
-                         : slice_is(key, "num_key_value_heads") ? &heads->keys
-                                                                : NULL;
-        char first = json_peek(&json);
-        double value;
-        int64_t number;
-        if (!count || *count > 0 || first < '0' || first > '9') {
-            status = json_skip(&json);
-            continue;
-        }
-        status = json_number(&json, &value, &number, &whole);
-        *count = !status && whole && number <= INT32_MAX ? number : 0;
-    }
+    rsd_status status = read_json_counts(&json, true, heads);
     json_drop(&json);
     return status;
 }
 
-/* Reads config.json in a directory of the checkpoint, if it is there. */
+/* Reads config.json in a directory of the checkpoint, if it is there. A count that is known stays. */
 static rsd_status read_model_config(struct store *store, const char *directory,
                                     struct head_counts *heads)
 {
@@ -83,7 +107,9 @@ static rsd_status read_model_config(struct store *store, const char *directory,
         return status;
     status = store_load(store, file, MAX_CONFIG_NBYTES, &text, &n);
     if (!status) {
-        status = parse_head_counts(text, n, heads);
+        struct head_counts found;
+        status = head_counts_parse(&found, text, n);
+        *heads = (struct head_counts){found.all, heads->keys ? heads->keys : found.keys};
         mem_free(text);
     }
     return status ? store_fail_in(store, file, status) : RSD_OK;
