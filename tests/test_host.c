@@ -1,5 +1,5 @@
-/* test_host.c - the available memory of the host, arenas that exceed it, and the number of the host when no file
- * descriptor is free. */
+/* test_host.c - the available memory of the host, arenas that exceed it, the number of the host when no file
+ * descriptor is free, and files that are not shared memory. */
 #include "folder.h"
 #include "memory.h"
 #include "tap.h"
@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static char folder[256];
 
@@ -93,6 +94,24 @@ static void no_descriptors(void)
     CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
 
+/* The name of a segment comes from another rank, which may name any of its files. */
+static void other_files(void)
+{
+    CASE("a file that could be shortened is not opened as shared memory");
+    struct shared_segment segment = {0};
+    uint64_t first[512] = {7, sizeof first};
+    FILE *file = fopen(path_in(folder, "segment"), "w+b");
+    if (!CHECK(file != NULL))
+        return;
+    CHECK(fwrite(first, sizeof first, 1, file) == 1 && fflush(file) == 0);
+    struct shared_segment_name name = {
+        .number = 7, .nbytes = sizeof first, .pid = (int32_t)getpid(), .fd = fileno(file)};
+    FAILS(RSD_EPEER, "the file is not the shared memory that was announced",
+          shared_segment_open(&name, &segment));
+    CHECK(segment.base == NULL);
+    fclose(file);
+}
+
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("host"));
@@ -100,6 +119,7 @@ int main(void)
     groups();
     arenas();
     no_descriptors();
+    other_files();
     folder_remove(folder);
     return tap_end();
 }

@@ -217,10 +217,16 @@ static void complete(const rsd_transport *t, void *request)
             return;
 }
 
+/* Sends the last heartbeat at once, with the status of the member and counts of bytes that cannot be added. */
 static void *send_nonsense(void *context)
 {
-    const rsd_transport *t = &((struct member *)context)->transport;
-    struct raw_beat beat = {.kind = LAST_BEAT, .status = INVALID_STATUS};
+    const struct member *m = context;
+    const rsd_transport *t = &m->transport;
+    struct raw_beat beat = {.kind = LAST_BEAT,
+                            .status = m->fails,
+                            .stopped = m->fails == RSD_ECANCELLED,
+                            .nbytes_done = INT64_MAX,
+                            .nbytes_total = INT64_MAX};
     char payload[1024];
     void *request;
     if (!t->send(t->context, 0, TAG_STEP, &beat, sizeof beat, &request))
@@ -239,10 +245,59 @@ static void *send_nonsense(void *context)
 static void nonsense_is_refused(void)
 {
     CASE("a status that does not exist is a failure of the rank that sent it");
-    struct member members[2] = {{.nsteps = 1}, {.main = send_nonsense}};
+    struct member members[2] = {{.nsteps = 1},
+                                {.main = send_nonsense, .fails = (rsd_status)INVALID_STATUS}};
     run_all(members, 2);
     CHECK(members[0].status == RSD_EPEER && strstr(members[0].message, "rank 1"), "%s",
           members[0].message);
+}
+
+static void stops_have_a_cause(void)
+{
+    CASE("a rank that was stopped though no rank failed is named");
+    struct member members[2] = {{.nsteps = 1}, {.main = send_nonsense, .fails = RSD_ECANCELLED}};
+    run_all(members, 2);
+    CHECK(members[0].status == RSD_EPEER &&
+              strcmp(members[0].message, "rank 1 was stopped, but no rank failed") == 0,
+          "%s: %s", rsd_status_name(members[0].status), members[0].message);
+}
+
+static void early_ends_are_taken(void)
+{
+    CASE("ranks that send their last heartbeat too early do not stop the others");
+    struct member members[4] = {
+        {.nsteps = 1}, {.main = send_nonsense}, {.main = send_nonsense}, {.nsteps = 1}};
+    run_all(members, 4);
+    CHECK(!members[0].status && !members[3].status, "%s, %s", members[0].message,
+          members[3].message);
+}
+
+/* Rank 0: ends the step before anybody worked. */
+static void *end_step(void *context)
+{
+    const struct member *m = context;
+    const rsd_transport *t = &m->transport;
+    struct raw_beat beat = {.kind = LAST_BEAT, .status = m->fails};
+    void *request;
+    if (!t->send(t->context, 1, TAG_STEP + 2, &beat, sizeof beat, &request))
+        complete(t, request);
+    return NULL;
+}
+
+static void early_results_are_refused(void)
+{
+    CASE("a result of rank 0 without the work of another rank is an error there");
+    struct member members[2] = {{.main = end_step}, {.nsteps = 1, .endless = true}};
+    run_all(members, 2);
+    CHECK(members[1].status == RSD_EPEER &&
+              strcmp(members[1].message, "rank 0 ended the step before rank 1") == 0,
+          "%s: %s", rsd_status_name(members[1].status), members[1].message);
+    CASE("a failure without a message has one");
+    members[0] = (struct member){.main = end_step, .fails = RSD_EFORMAT};
+    members[1] = (struct member){.nsteps = 1, .endless = true};
+    run_all(members, 2);
+    CHECK(members[1].status == RSD_EFORMAT && members[1].message[0], "%s",
+          rsd_status_name(members[1].status));
 }
 
 static void lost_is_named(void)
@@ -272,6 +327,9 @@ int main(void)
     one_stops_all();
     one_rank_alone();
     nonsense_is_refused();
+    stops_have_a_cause();
+    early_ends_are_taken();
+    early_results_are_refused();
     lost_is_named();
     return tap_end();
 }

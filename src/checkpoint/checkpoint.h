@@ -126,6 +126,10 @@ struct operation_call {
 /* Collective. Returns the same on all ranks, which then have the report of all. */
 rsd_status operation_run(struct operation *operation, const struct operation_call *call);
 
+/* Checks which job and which file a partial CRC is of, since another rank may have sent it. */
+rsd_status partial_crc_check_job(const struct partial_crc *crc, size_t njobs,
+                                 const rsd_checkpoint *checkpoint);
+
 /* Collective. Only rank 0 works; then all ranks have its status, its report and its `state` (NULL: none). */
 rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *context),
                           void *context, struct payload *state);

@@ -294,6 +294,7 @@ static rsd_status convert_jobs(void *context)
 static rsd_status convert_damaged(void *context, const struct partial_crc *crc, rsd_status status)
 {
     const struct conversion_run *c = context;
+    TRY(partial_crc_check_job(crc, c->manifest.catalog.ntensors, c->in));
     const char *name = c->in->catalog.tensors[c->source_of[crc->job]].name;
     return checkpoint_fail_in(c->in, (uint32_t)crc->file, name, status);
 }

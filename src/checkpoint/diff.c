@@ -461,8 +461,9 @@ static rsd_status take_first_elements(void *context, const struct payload *sent,
 static rsd_status diff_damaged(void *context, const struct partial_crc *crc, rsd_status status)
 {
     const struct comparing *c = context;
-    return checkpoint_fail_in(crc->side ? c->b : c->a, (uint32_t)crc->file, c->list[crc->job].name,
-                              status);
+    const rsd_checkpoint *checkpoint = crc->side ? c->b : c->a;
+    TRY(partial_crc_check_job(crc, c->n, checkpoint));
+    return checkpoint_fail_in(checkpoint, (uint32_t)crc->file, c->list[crc->job].name, status);
 }
 
 /* ---- the call ---- */

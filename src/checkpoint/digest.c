@@ -177,6 +177,7 @@ rsd_status digest_list_replace(void *context, const struct payload *result, size
 static rsd_status digest_damaged(void *context, const struct partial_crc *crc, rsd_status status)
 {
     const struct digesting *d = context;
+    TRY(partial_crc_check_job(crc, d->digests.n, d->checkpoint));
     const char *name = d->checkpoint->catalog.tensors[digest_tensor(d, crc->job)].name;
     return checkpoint_fail_in(d->checkpoint, (uint32_t)crc->file, name, status);
 }

@@ -97,9 +97,14 @@ rsd_status operation_agree(struct operation *operation, rsd_status status, struc
         step.already = payload_put(&step.own, &comparison.own, sizeof comparison.own);
     status = take_step(operation, &step);
     size_t at = 0;
+    uint64_t least = 0;
     if (!status)
-        status =
-            payload_take(&step.result, &at, &operation->tile_limit, sizeof operation->tile_limit);
+        status = payload_take(&step.result, &at, &least, sizeof least);
+    if (!status && (least == 0 || least > operation->tile_limit))
+        status = fail(RSD_EPEER, "tiles of %llu bytes (1 to %llu are possible)",
+                      (unsigned long long)least, (unsigned long long)operation->tile_limit);
+    if (!status)
+        operation->tile_limit = least;
     drop_payloads(&step);
     return status;
 }
@@ -147,21 +152,27 @@ static rsd_status work_and_put(void *context)
     return call->put ? call->put(call->context, own) : RSD_OK;
 }
 
+/* Adds counts that ranks sent. A sum that does not fit is wrong in any case. */
+static int64_t add_counts(int64_t sum, int64_t count)
+{
+    return add_i64(sum, count, &sum) ? sum : INT64_MAX;
+}
+
 /* Adds the report of a rank to the sum. */
 static rsd_status take_report(const struct payload *payload, size_t *at, rsd_report *sum)
 {
     rsd_report one;
     TRY(payload_take(payload, at, &one, sizeof one));
     sum->ntensors = max_i64(sum->ntensors, one.ntensors);
-    sum->nbytes_needed += one.nbytes_needed;
-    sum->nbytes_read += one.nbytes_read;
-    sum->nbytes_decoded_again += one.nbytes_decoded_again;
-    sum->nbytes_unchecked += one.nbytes_unchecked;
-    sum->nbytes_written += one.nbytes_written;
-    sum->nfiles_written += one.nfiles_written;
+    sum->nbytes_needed = add_counts(sum->nbytes_needed, one.nbytes_needed);
+    sum->nbytes_read = add_counts(sum->nbytes_read, one.nbytes_read);
+    sum->nbytes_decoded_again = add_counts(sum->nbytes_decoded_again, one.nbytes_decoded_again);
+    sum->nbytes_unchecked = add_counts(sum->nbytes_unchecked, one.nbytes_unchecked);
+    sum->nbytes_written = add_counts(sum->nbytes_written, one.nbytes_written);
+    sum->nfiles_written = add_counts(sum->nfiles_written, one.nfiles_written);
     sum->nbytes_memory = max_i64(sum->nbytes_memory, one.nbytes_memory);
     sum->nleft_out = max_i64(sum->nleft_out, one.nleft_out);
-    sum->nbytes_shared += one.nbytes_shared;
+    sum->nbytes_shared = add_counts(sum->nbytes_shared, one.nbytes_shared);
     sum->seconds = one.seconds > sum->seconds ? one.seconds : sum->seconds;
     return RSD_OK;
 }
@@ -182,6 +193,16 @@ static rsd_status take_payloads(struct call_run *run, const struct payload *all,
     return RSD_OK;
 }
 
+rsd_status partial_crc_check_job(const struct partial_crc *crc, size_t njobs,
+                                 const rsd_checkpoint *checkpoint)
+{
+    int64_t nfiles = rsd_checkpoint_nfiles(checkpoint);
+    if (crc->job < njobs && crc->file >= 0 && crc->file < nfiles)
+        return RSD_OK;
+    return fail(RSD_EPEER, "a rank sent the CRC of job %zu of %zu, in file %lld of %lld", crc->job,
+                njobs, (long long)crc->file, (long long)nfiles);
+}
+
 /* On rank 0: merges the payloads of all ranks, checks CRCs of split records, and puts the result for all ranks. */
 static rsd_status merge_call(void *context, const struct payload *all, struct payload *result)
 {
@@ -195,7 +216,7 @@ static rsd_status merge_call(void *context, const struct payload *all, struct pa
         status = partial_crcs_check(&crcs, &stats, call->damaged, call->context);
     mem_free(crcs.list);
     TRY(status);
-    sum.nbytes_unchecked += (int64_t)stats.nbytes_unchecked;
+    sum.nbytes_unchecked = add_counts(sum.nbytes_unchecked, (int64_t)stats.nbytes_unchecked);
     TRY(payload_put(result, &sum, sizeof sum));
     return call->put_result ? call->put_result(call->context, result) : RSD_OK;
 }

@@ -262,6 +262,7 @@ static rsd_status verify_damaged(void *context, const struct partial_crc *crc, r
 {
     struct verifying *v = context;
     const struct catalog *catalog = &v->checkpoint->catalog;
+    TRY(partial_crc_check_job(crc, catalog->nextents, v->checkpoint));
     const char *name = catalog->tensors[tensor_of_extent(catalog, crc->job)].name;
     checkpoint_fail_in(v->checkpoint, (uint32_t)crc->file, name, status);
     return keep_finding(v, FINDING_BOX, crc->job);

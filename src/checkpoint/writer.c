@@ -540,10 +540,30 @@ rsd_status writer_put_files(const struct writer *writer, bool own, struct payloa
     return payload_put(payload, &end, sizeof end);
 }
 
-rsd_status writer_take_files(struct writer *writer, const struct payload *payload, size_t *at)
+/* Takes the place of a compressed item, which must lie in its file. */
+static rsd_status take_item_place(struct writer *writer, uint64_t index,
+                                  const struct payload *payload, size_t *at)
 {
     struct manifest *manifest = writer->manifest;
     struct catalog *catalog = &manifest->catalog;
+    uint64_t nitems = manifest->compress ? catalog->nextents + catalog->nvalues : 0, place[2];
+    if (index >= nitems)
+        return fail(RSD_EPEER, "a rank wrote item %llu of %llu", (unsigned long long)index,
+                    (unsigned long long)nitems);
+    struct extent *extent = extent_or_value(catalog, index);
+    uint64_t nbytes = manifest->files[extent->file].nbytes;
+    TRY(payload_take(payload, at, place, sizeof place));
+    if (place[0] > nbytes || place[1] > nbytes - place[0])
+        return fail(RSD_EPEER, "a rank wrote item %llu behind the end of its file",
+                    (unsigned long long)index);
+    extent->offset = place[0];
+    extent->nbytes = place[1];
+    return RSD_OK;
+}
+
+rsd_status writer_take_files(struct writer *writer, const struct payload *payload, size_t *at)
+{
+    struct manifest *manifest = writer->manifest;
     uint64_t n, index;
     TRY(payload_take(payload, at, &n, sizeof n));
     for (uint64_t i = 0; i < n; i++) {
@@ -552,6 +572,11 @@ rsd_status writer_take_files(struct writer *writer, const struct payload *payloa
         if (one.file >= manifest->nfiles)
             return fail(RSD_EPEER, "a rank wrote file %llu of %zu", (unsigned long long)one.file,
                         manifest->nfiles);
+        if (!manifest->compress && one.nbytes != manifest->files[one.file].nbytes)
+            return fail(RSD_EPEER, "a rank wrote %llu of the %llu bytes of file %llu",
+                        (unsigned long long)one.nbytes,
+                        (unsigned long long)manifest->files[one.file].nbytes,
+                        (unsigned long long)one.file);
         writer->files[one.file].done = one.done != 0;
         writer->files[one.file].noted = one.noted != 0;
         manifest->files[one.file].nbytes = one.nbytes;
@@ -560,11 +585,6 @@ rsd_status writer_take_files(struct writer *writer, const struct payload *payloa
         TRY(payload_take(payload, at, &index, sizeof index));
         if (index == UINT64_MAX)
             return RSD_OK;
-        if (index >= catalog->nextents + catalog->nvalues)
-            return fail(RSD_EPEER, "a rank wrote item %llu of %zu", (unsigned long long)index,
-                        catalog->nextents);
-        struct extent *extent = extent_or_value(catalog, index);
-        TRY(payload_take(payload, at, &extent->offset, sizeof extent->offset));
-        TRY(payload_take(payload, at, &extent->nbytes, sizeof extent->nbytes));
+        TRY(take_item_place(writer, index, payload, at));
     }
 }

@@ -300,11 +300,16 @@ static rsd_status find_different_plan(struct peer *peer, const rsd_plan *const *
     return RSD_OK;
 }
 
-/* Collective if plans differ. Returns EMISMATCH if the plans of the ranks differ. */
+/* Collective if plans differ. Returns EMISMATCH if the plans of the ranks differ. EPEER: buffers of that size do not
+ * exist. */
 static rsd_status compare_facts(struct peer *peer, const rsd_plan *const *plans,
                                 const struct bind_facts *all)
 {
     bool different = false;
+    for (int32_t i = 0; i < peer_nranks(peer); i++)
+        if (all[i].chunk < MIN_CHUNK_NBYTES || all[i].chunk > MAX_CHUNK_NBYTES)
+            return fail(RSD_EPEER, "rank %d has buffers of %lld bytes (%d to %d are possible)",
+                        (int)i, (long long)all[i].chunk, MIN_CHUNK_NBYTES, MAX_CHUNK_NBYTES);
     for (int32_t i = 1; i < peer_nranks(peer); i++) {
         if (all[i].nplans != all[0].nplans)
             return fail(RSD_EMISMATCH, "rank %d has %lld plans, rank 0 has %lld", (int)i,

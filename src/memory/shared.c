@@ -112,6 +112,9 @@ static rsd_status check_segment(const struct shared_segment_name *name,
                                 struct shared_segment *segment)
 {
     struct stat stat;
+    int seals = fcntl(segment->fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK)) /* else a read could end this process */
+        return fail(RSD_EPEER, "the file is not the shared memory that was announced");
     if (fstat(segment->fd, &stat) || stat.st_size < PAGE || (uint64_t)stat.st_size != name->nbytes)
         return fail(RSD_EPEER, "shared memory has another length than announced");
     TRY(map_segment(segment->fd, (size_t)stat.st_size, segment));
@@ -126,7 +129,7 @@ rsd_status shared_segment_open(const struct shared_segment_name *name,
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->pid, (int)name->fd);
-    *segment = (struct shared_segment){.fd = open(path, O_RDWR | O_CLOEXEC)};
+    *segment = (struct shared_segment){.fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK)};
     if (segment->fd < 0)
         return fail_system_call(path);
     rsd_status status = check_segment(name, segment);

@@ -44,6 +44,22 @@ struct peer {
 /* Returns the status with a number that another rank sent, or EPEER if the number is invalid. */
 rsd_status status_received(int64_t number);
 
+/* ---- packing.c ---- */
+
+/* A payload that is sent or received in chunks. Initialize with its data, if it is sent, and its nbytes. */
+struct chunked_payload {
+    char *data;
+    size_t nbytes, done, chunk;
+    struct peer_request request;
+};
+/* Sends or receives at most one chunk, without waiting. Memory is allocated for chunks that are received, not for the
+ * length that another rank announced. */
+rsd_status payload_send_chunk(const struct peer *peer, int32_t to, int32_t tag,
+                              struct chunked_payload *payload, bool *moved);
+rsd_status payload_recv_chunk(const struct peer *peer, int32_t from, int32_t tag,
+                              struct chunked_payload *payload, struct payload *received,
+                              bool *moved);
+
 /* ---- gather.c ---- */
 
 void ballot_merge(struct ballot *ballot, const struct ballot *other);

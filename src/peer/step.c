@@ -22,7 +22,7 @@
 enum { UP_TAG, UP_PAYLOAD_TAG, DOWN_TAG, DOWN_PAYLOAD_TAG, NTAGS }; /* up: to rank 0 */
 _Static_assert((int)TAG_STEP + (int)NTAGS <= (int)TAG_END, "a transport has 64 tags");
 
-enum { CHUNK_NBYTES = 1 << 24, MESSAGE_NCHARS = 1024 };
+enum { MESSAGE_NCHARS = 1024 };
 static const double beat_seconds = 0.2, progress_seconds = 0.05;
 static const double farewell_seconds = 2; /* time to notify the others that a rank is lost */
 
@@ -38,13 +38,6 @@ struct heartbeat {
     int64_t kind, status, stopped; /* stopped: the work failed only because it was told to stop */
     int64_t nbytes_done, nbytes_total;
     uint64_t npayload;
-};
-
-/* A payload that is sent or received in chunks. */
-struct chunked_payload {
-    char *data;
-    size_t nbytes, done, chunk;
-    struct peer_request request;
 };
 
 /* Another rank that this rank exchanges messages with. */
@@ -192,7 +185,6 @@ static void check_work(struct step_run *run, double now)
 
 /* ---- messages with one member ---- */
 
-/* Returns whether this rank is not rank 0. */
 static bool is_member(const struct step_run *run)
 {
     return run->peer.transport.rank > 0;
@@ -219,27 +211,6 @@ static rsd_status send_beat(struct step_run *run, struct member *member, int64_t
     return RSD_OK;
 }
 
-/* Sends or receives at most one chunk of a payload, without waiting. */
-static rsd_status progress_payload(struct step_run *run, struct chunked_payload *payload,
-                                   int32_t rank, bool sending, bool *moved)
-{
-    bool up = sending == is_member(run), arrived = false;
-    int32_t tag = up ? UP_PAYLOAD_TAG : DOWN_PAYLOAD_TAG;
-    size_t left = payload->nbytes - payload->done;
-    char *data = payload->data + payload->done;
-    if (payload->request.active) {
-        TRY(peer_test(&run->peer, &payload->request, &arrived));
-        payload->done += arrived ? payload->chunk : 0;
-        *moved = *moved || arrived;
-        return RSD_OK;
-    }
-    if (left == 0)
-        return RSD_OK;
-    payload->chunk = left < CHUNK_NBYTES ? left : CHUNK_NBYTES;
-    return sending ? peer_send(&run->peer, rank, tag, data, payload->chunk, &payload->request)
-                   : peer_recv(&run->peer, rank, tag, data, payload->chunk, &payload->request);
-}
-
 static bool is_sending(const struct member *member)
 {
     bool unsent = member->last_started && member->out_payload.done < member->out_payload.nbytes;
@@ -252,23 +223,25 @@ static rsd_status progress_outgoing(struct step_run *run, struct member *member,
     TRY(peer_test(&run->peer, &member->out_request, moved));
     if (member->out_request.active || !member->last_started)
         return RSD_OK;
-    return progress_payload(run, &member->out_payload, member->rank, true, moved);
+    int32_t tag = is_member(run) ? UP_PAYLOAD_TAG : DOWN_PAYLOAD_TAG;
+    return payload_send_chunk(&run->peer, member->rank, tag, &member->out_payload, moved);
 }
 
-/* Checks a heartbeat that arrived. After the last one, prepares to receive the payload. */
-static rsd_status read_beat(struct member *member)
+/* Checks a heartbeat that arrived. After the last one, prepares to receive the payload. Counts of all ranks can be
+ * added. */
+static rsd_status read_beat(const struct step_run *run, struct member *member)
 {
+    int64_t most = INT64_MAX / run->peer.transport.nranks;
     member->latest = member->in;
     member->latest.status = status_received(member->in.status);
+    member->latest.nbytes_done = clamp_i64(member->in.nbytes_done, 0, most);
+    member->latest.nbytes_total = clamp_i64(member->in.nbytes_total, 0, most);
     if (member->in.kind != BEAT_LAST)
         return RSD_OK;
     if (member->in.npayload > (uint64_t)1 << 40)
         return fail(RSD_EPEER, "rank %d announces %llu bytes; the limit is 2^40", (int)member->rank,
                     (unsigned long long)member->in.npayload);
-    TRY(GROW(member->payload.bytes, member->payload.capacity, (size_t)member->in.npayload + 1));
-    member->payload.n = (size_t)member->in.npayload;
-    member->in_payload =
-        (struct chunked_payload){.data = member->payload.bytes, .nbytes = member->payload.n};
+    member->in_payload = (struct chunked_payload){.nbytes = (size_t)member->in.npayload};
     return RSD_OK;
 }
 
@@ -278,7 +251,9 @@ static rsd_status progress_incoming(struct step_run *run, struct member *member,
 {
     bool arrived = false;
     if (member->latest.kind == BEAT_LAST) {
-        TRY(progress_payload(run, &member->in_payload, member->rank, false, &arrived));
+        int32_t tag = is_member(run) ? DOWN_PAYLOAD_TAG : UP_PAYLOAD_TAG;
+        TRY(payload_recv_chunk(&run->peer, member->rank, tag, &member->in_payload, &member->payload,
+                               &arrived));
         member->complete = member->in_payload.done == member->in_payload.nbytes;
     } else if (!member->in_request.active) {
         TRY(peer_recv(&run->peer, member->rank, is_member(run) ? DOWN_TAG : UP_TAG, &member->in,
@@ -286,7 +261,7 @@ static rsd_status progress_incoming(struct step_run *run, struct member *member,
     } else {
         TRY(peer_test(&run->peer, &member->in_request, &arrived));
         if (arrived)
-            TRY(read_beat(member));
+            TRY(read_beat(run, member));
     }
     if (arrived) {
         member->received_at = now;
@@ -333,6 +308,15 @@ static void pause_loop(bool moved, int *nidle)
     nanosleep(&pause, NULL);
 }
 
+/* Sets the message of a rank that failed, which is its payload. */
+static rsd_status fail_as_member(rsd_status status, const struct member *member)
+{
+    size_t n = member->payload.n < MESSAGE_NCHARS ? member->payload.n : MESSAGE_NCHARS - 1;
+    if (n == 0 || !member->payload.bytes[0])
+        return fail(status, "no message");
+    return fail(status, "%.*s", (int)n, member->payload.bytes);
+}
+
 /* ---- all ranks but 0 ---- */
 
 static rsd_status send_last_beat(struct step_run *run, struct member *lead, double now)
@@ -368,8 +352,11 @@ static rsd_status run_as_member(struct step_run *run)
         pause_loop(moved, &nidle);
     }
     rsd_status status = (rsd_status)lead->latest.status;
-    if (status) /* the payload is the error message */
-        return fail(status, "%.*s", (int)lead->payload.n, lead->payload.bytes);
+    if (status)
+        return fail_as_member(status, lead);
+    if (!lead->last_started || run->status)
+        return fail(RSD_EPEER, "rank 0 ended the step before rank %d",
+                    (int)run->peer.transport.rank);
     run->step->result = lead->payload;
     lead->payload = (struct payload){0};
     return RSD_OK;
@@ -389,7 +376,7 @@ static bool count_members(struct step_run *run, int64_t *nfinished)
         const struct member *member = &run->members[i];
         run->members_done += member->latest.nbytes_done;
         run->members_total += member->latest.nbytes_total;
-        *nfinished += member->latest.kind == BEAT_FINISHED;
+        *nfinished += member->latest.kind == BEAT_FINISHED || member->latest.kind == BEAT_LAST;
         if (member->latest.kind == BEAT_FAILED)
             run->closing = true;
         complete = complete && member->complete;
@@ -433,6 +420,7 @@ static bool same_failure(const struct step_run *run, const struct member *member
 static rsd_status find_failure(const struct step_run *run)
 {
     bool all_same = true;
+    int32_t stopped = run->status ? 0 : -1;
     for (int32_t i = 0; i < run->nmembers; i++)
         all_same = all_same && same_failure(run, &run->members[i]);
     if (run->status && !was_stopped(run)) {
@@ -442,11 +430,15 @@ static rsd_status find_failure(const struct step_run *run)
     for (int32_t i = 0; i < run->nmembers; i++) {
         const struct member *member = &run->members[i];
         rsd_status status = (rsd_status)member->latest.status;
+        if (status && member->latest.stopped)
+            stopped = member->rank;
         if (!status || member->latest.stopped)
             continue;
-        error_set("%.*s", (int)member->payload.n, member->payload.bytes);
+        fail_as_member(status, member);
         return status == RSD_EFORMAT ? status : fail_in(status, "rank %d: ", (int)member->rank);
     }
+    if (stopped >= 0)
+        return fail(RSD_EPEER, "rank %d was stopped, but no rank failed", (int)stopped);
     return RSD_OK;
 }
 
