@@ -59,6 +59,18 @@ static rsd_status save_close_job(void *context, const struct batch_job *job,
     return writer_end_item(b->writer, job->id);
 }
 
+/* Returns how many threads may write; 0: as many as there are. Where one thread at a time writes to a file, a second one
+ * prepares the next block. More threads would only take cache from each other. */
+static int32_t count_save_threads(const struct writer *writer)
+{
+    int64_t nfiles = 0;
+    if (!writer->store->one_writer)
+        return 0;
+    for (uint32_t file = 0; file < writer->manifest->nfiles; file++)
+        nfiles += writer_wants_file(writer, file);
+    return (int32_t)clamp_i64(2 * nfiles, 1, INT32_MAX);
+}
+
 rsd_status save_write_files(struct operation *operation, const struct memory_manifest *items,
                             struct writer *writer)
 {
@@ -67,6 +79,7 @@ rsd_status save_write_files(struct operation *operation, const struct memory_man
     struct memory_batch context = {operation, items, writer};
     struct batch batch = {.nqueues = items->manifest.nfiles,
                           .one_per_queue = items->manifest.compress != 0,
+                          .max_threads = count_save_threads(writer),
                           .open = save_open_job,
                           .close = save_close_job,
                           .context = &context};

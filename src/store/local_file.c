@@ -11,11 +11,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 struct local_directory *local_directory_of(struct store *store)
@@ -38,6 +40,16 @@ rsd_status local_fail_errno(void)
 
 /* ---- the directory ---- */
 
+/* Whether a file system lets one thread at a time write to a file. Those of networks need not. */
+static bool has_one_writer(int directory_fd)
+{
+    struct statfs system;
+    if (fstatfs(directory_fd, &system) != 0)
+        return false;
+    return system.f_type == TMPFS_MAGIC || system.f_type == EXT4_SUPER_MAGIC ||
+           system.f_type == XFS_SUPER_MAGIC || system.f_type == BTRFS_SUPER_MAGIC;
+}
+
 rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct store **out)
 {
     struct local_directory *directory = mem_new(1, sizeof *directory);
@@ -50,7 +62,8 @@ rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct stor
     }
     directory->fd = fd;
     directory->max_open = local_max_open();
-    directory->base = (struct store){.ops = &local_store, .path = copy};
+    directory->base =
+        (struct store){.ops = &local_store, .path = copy, .one_writer = has_one_writer(fd)};
     pthread_mutex_init(&directory->lock, NULL);
     pthread_cond_init(&directory->unpinned, NULL);
     *out = &directory->base;

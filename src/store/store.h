@@ -27,6 +27,7 @@ struct store {
     size_t counted_capacity;
     bool writable;     /* its files are written; sizes are not checked against an earlier one */
     bool unsynced;     /* no caller waits until the bytes are on disk */
+    bool one_writer;   /* the file system lets one thread at a time write to a file */
     bool follow_links; /* links may lead out of the directory */
     bool
         links_checked; /* also that of the file which the path names; otherwise it may lead anywhere */
