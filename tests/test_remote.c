@@ -155,11 +155,39 @@ static void test_xml(void)
     free(deep);
 }
 
+static void test_buffers(void)
+{
+    enum { BLOCK = STORAGE_BLOCK_NBYTES, SMALL = 4096 };
+    rsd_storage_options options = RSD_INIT(rsd_storage_options);
+    rsd_storage *storage = NULL;
+    options.max_nbytes = 3 * (int64_t)BLOCK;
+    rsd_storage_new(&options, &storage);
+    CASE("buffers are kept until they do not fit within the limit");
+    char *buffers[2] = {storage_new_buffer(storage, BLOCK), storage_new_buffer(storage, BLOCK)};
+    for (int i = 0; i < 2; i++)
+        storage_free_buffer(storage, buffers[i], BLOCK);
+    CHECK(storage->nkept == 2, "%zu are kept", storage->nkept);
+    storage_reserve(storage, STORAGE_READS, SMALL, true);
+    char *small = storage_new_buffer(storage, SMALL);
+    CHECK(storage->nkept == 2, "%zu are kept beside a small one", storage->nkept);
+    storage_reserve(storage, STORAGE_WRITES, BLOCK, true);
+    char *block = storage_new_buffer(storage, BLOCK);
+    CHECK(block == buffers[1] && storage->nkept == 1, "%zu are kept", storage->nkept);
+    storage_reserve(storage, STORAGE_READS, BLOCK, true);
+    char *large = storage_new_buffer(storage, BLOCK + SMALL);
+    CHECK(storage->nkept == 0, "%zu are kept beyond the limit", storage->nkept);
+    storage_free_buffer(storage, small, SMALL);
+    storage_free_buffer(storage, block, BLOCK);
+    storage_free_buffer(storage, large, BLOCK + SMALL);
+    rsd_storage_free(storage);
+}
+
 int main(void)
 {
     test_hashes();
     test_signature();
     test_texts();
     test_xml();
+    test_buffers();
     return tap_end();
 }

@@ -256,17 +256,23 @@ bool storage_can_reserve(rsd_storage *storage, enum storage_use use, uint64_t nb
     return fits;
 }
 
+/* Frees buffers that are kept until they fit within the limit, beside what is reserved. The lock is taken. */
+static void trim_kept(rsd_storage *storage, uint64_t limit)
+{
+    uint64_t used = storage->nbytes_used[STORAGE_READS] + storage->nbytes_used[STORAGE_WRITES];
+    while (storage->nkept > 0 && used + storage->nkept * STORAGE_BLOCK_NBYTES > limit)
+        mem_free_buffer(storage->kept[--storage->nkept], STORAGE_BLOCK_NBYTES);
+}
+
 char *storage_new_buffer(rsd_storage *storage, size_t nbytes)
 {
     char *buffer = NULL;
     pthread_mutex_lock(&storage->lock);
     if (nbytes == STORAGE_BLOCK_NBYTES && storage->nkept > 0)
         buffer = storage->kept[--storage->nkept];
+    trim_kept(storage, storage->max_nbytes);
     pthread_mutex_unlock(&storage->lock);
-    if (buffer)
-        return buffer;
-    storage_trim(storage); /* what is kept is not reserved any more */
-    return mem_new_buffer(nbytes);
+    return buffer ? buffer : mem_new_buffer(nbytes);
 }
 
 void storage_free_buffer(rsd_storage *storage, char *buffer, size_t nbytes)
@@ -283,8 +289,7 @@ void storage_free_buffer(rsd_storage *storage, char *buffer, size_t nbytes)
 void storage_trim(rsd_storage *storage)
 {
     pthread_mutex_lock(&storage->lock);
-    while (storage->nkept > 0)
-        mem_free_buffer(storage->kept[--storage->nkept], STORAGE_BLOCK_NBYTES);
+    trim_kept(storage, 0);
     pthread_mutex_unlock(&storage->lock);
 }
 
