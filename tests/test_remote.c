@@ -157,9 +157,20 @@ static void test_xml(void)
 
 static void test_buffers(void)
 {
-    enum { BLOCK = STORAGE_BLOCK_NBYTES, SMALL = 4096 };
+    enum { BLOCK = 1 << 20, SMALL = 4096 };
     rsd_storage_options options = RSD_INIT(rsd_storage_options);
     rsd_storage *storage = NULL;
+    CASE("a small limit on memory makes requests smaller");
+    for (int64_t max_nbytes = 1 << 20; max_nbytes <= 1 << 30; max_nbytes *= 2) {
+        options.max_nbytes = max_nbytes;
+        rsd_storage_new(&options, &storage);
+        size_t expected = max_nbytes <= 16 << 20    ? BLOCK
+                          : max_nbytes >= 128 << 20 ? STORAGE_BLOCK_NBYTES
+                                                    : (size_t)max_nbytes / 16;
+        CHECK(storage->block_nbytes == expected, "%zu bytes for a limit of %lld",
+              storage->block_nbytes, (long long)max_nbytes);
+        rsd_storage_free(storage);
+    }
     options.max_nbytes = 3 * (int64_t)BLOCK;
     rsd_storage_new(&options, &storage);
     CASE("buffers are kept until they do not fit within the limit");

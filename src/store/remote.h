@@ -234,7 +234,7 @@ enum credentials_source {
     CREDENTIALS_INSTANCE
 };
 
-/* The length of most requests, and how many buffers of it are kept to be used again. */
+/* The length of most requests, without a small limit on memory, and how many buffers are kept to be used again. */
 enum { STORAGE_BLOCK_NBYTES = 8 << 20, STORAGE_MAX_KEPT = 64 };
 
 struct rsd_storage {
@@ -245,6 +245,7 @@ struct rsd_storage {
     int path_style, max_requests, max_attempts;
     double timeout;
     uint64_t max_nbytes;
+    size_t block_nbytes; /* the most that one request reads: several fit within max_nbytes */
 
     pthread_mutex_t credentials_lock; /* for what follows */
     enum credentials_source source;
@@ -261,7 +262,7 @@ struct rsd_storage {
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t freed;
     uint64_t nbytes_used[2];      /* by enum storage_use */
-    char *kept[STORAGE_MAX_KEPT]; /* buffers of STORAGE_BLOCK_NBYTES that are free */
+    char *kept[STORAGE_MAX_KEPT]; /* buffers of block_nbytes that are free */
     size_t nkept;
     struct http_engine *engines[HTTP_NENGINES]; /* NULL: not needed yet */
 };

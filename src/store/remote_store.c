@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <strings.h>
 
-enum { BLOCK_NBYTES = STORAGE_BLOCK_NBYTES, JOINED_GAP = 64 << 10, MAX_BLOCKS = 2000 };
+enum { JOINED_GAP = 64 << 10, MAX_BLOCKS = 2000 };
 
 /* Bytes of a file that are requested together. */
 struct remote_block {
@@ -344,10 +344,10 @@ static uint64_t extend_block(struct remote_block *block, uint64_t offset, uint64
     uint64_t end = block->offset + block->nbytes;
     if (block->requested || offset < end || offset - end > JOINED_GAP)
         return 0;
-    uint64_t gap = offset - end;
-    if (block->nbytes + gap >= BLOCK_NBYTES)
+    uint64_t gap = offset - end, most = block->store->storage->block_nbytes;
+    if (block->nbytes + gap >= most)
         return 0;
-    uint64_t left = BLOCK_NBYTES - block->nbytes - gap, taken = n < left ? n : left;
+    uint64_t left = most - block->nbytes - gap, taken = n < left ? n : left;
     block->nbytes += gap + taken;
     block->wanted += taken;
     return taken;
@@ -377,6 +377,7 @@ static rsd_status insert_block(struct remote_store *store, uint32_t file, uint64
 static rsd_status add_blocks(struct remote_store *store, uint32_t file, uint64_t offset, uint64_t n)
 {
     struct remote_block **at = &store->files[file].blocks, *before = NULL;
+    uint64_t most = store->storage->block_nbytes;
     while (n > 0) {
         while (*at && (*at)->offset + (*at)->nbytes <= offset) {
             before = *at;
@@ -387,7 +388,7 @@ static rsd_status add_blocks(struct remote_store *store, uint32_t file, uint64_t
             uint64_t left = (*at)->offset + (*at)->nbytes - offset;
             taken = n < left ? n : left; /* who says it twice reads it once */
         } else {
-            taken = end - offset < BLOCK_NBYTES ? end - offset : BLOCK_NBYTES;
+            taken = end - offset < most ? end - offset : most;
             uint64_t extended = before ? extend_block(before, offset, taken) : 0;
             if (extended)
                 taken = extended;
@@ -490,7 +491,8 @@ rsd_status remote_read(struct store *base, uint32_t index, uint64_t offset, void
     rsd_status status = learn_size(store, index);
     if (!status)
         status = store_check_bounds(offset, n, store->files[index].nbytes);
-    if (!status && n > BLOCK_NBYTES) { /* many requests at once; and each block is read once */
+    if (!status &&
+        n > store->storage->block_nbytes) { /* many requests at once; and each block is read once */
         uint64_t until;
         bool known = find_block(&store->files[index], offset, &until) != NULL;
         if (!known) {

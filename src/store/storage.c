@@ -5,6 +5,7 @@
 #include <strings.h>
 
 enum { REFRESH_SECONDS = 300 }; /* before credentials expire */
+enum { LEAST_BLOCK_NBYTES = 1 << 20, BLOCKS_IN_MEMORY = 16 };
 
 /* ---- making ---- */
 
@@ -51,6 +52,10 @@ static rsd_status copy_options(rsd_storage *storage, const rsd_storage_options *
     storage->max_requests = options->max_requests ? options->max_requests : 32;
     storage->max_attempts = options->max_attempts ? options->max_attempts : 8;
     storage->max_nbytes = options->max_nbytes ? (uint64_t)options->max_nbytes : DEFAULT_MAX_NBYTES;
+    uint64_t block_nbytes = storage->max_nbytes / BLOCKS_IN_MEMORY;
+    storage->block_nbytes = block_nbytes > STORAGE_BLOCK_NBYTES ? STORAGE_BLOCK_NBYTES
+                            : block_nbytes < LEAST_BLOCK_NBYTES ? LEAST_BLOCK_NBYTES
+                                                                : (size_t)block_nbytes;
     storage->timeout = options->timeout > 0 ? options->timeout : 30;
     if (options->max_requests < 0 || options->max_requests > 1000)
         return fail(RSD_EINVAL, "max_requests %d out of range (0 to 1000)", options->max_requests);
@@ -260,15 +265,15 @@ bool storage_can_reserve(rsd_storage *storage, enum storage_use use, uint64_t nb
 static void trim_kept(rsd_storage *storage, uint64_t limit)
 {
     uint64_t used = storage->nbytes_used[STORAGE_READS] + storage->nbytes_used[STORAGE_WRITES];
-    while (storage->nkept > 0 && used + storage->nkept * STORAGE_BLOCK_NBYTES > limit)
-        mem_free_buffer(storage->kept[--storage->nkept], STORAGE_BLOCK_NBYTES);
+    while (storage->nkept > 0 && used + storage->nkept * storage->block_nbytes > limit)
+        mem_free_buffer(storage->kept[--storage->nkept], storage->block_nbytes);
 }
 
 char *storage_new_buffer(rsd_storage *storage, size_t nbytes)
 {
     char *buffer = NULL;
     pthread_mutex_lock(&storage->lock);
-    if (nbytes == STORAGE_BLOCK_NBYTES && storage->nkept > 0)
+    if (nbytes == storage->block_nbytes && storage->nkept > 0)
         buffer = storage->kept[--storage->nkept];
     trim_kept(storage, storage->max_nbytes);
     pthread_mutex_unlock(&storage->lock);
@@ -278,7 +283,7 @@ char *storage_new_buffer(rsd_storage *storage, size_t nbytes)
 void storage_free_buffer(rsd_storage *storage, char *buffer, size_t nbytes)
 {
     pthread_mutex_lock(&storage->lock);
-    if (buffer && nbytes == STORAGE_BLOCK_NBYTES && storage->nkept < STORAGE_MAX_KEPT) {
+    if (buffer && nbytes == storage->block_nbytes && storage->nkept < STORAGE_MAX_KEPT) {
         storage->kept[storage->nkept++] = buffer;
         buffer = NULL;
     }
