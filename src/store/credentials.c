@@ -31,16 +31,12 @@ static const char *first_variable(const char *const *environment, const char *on
     return found ? found : find_variable(environment, other);
 }
 
-/* Sets a text that is not set yet. Control characters would end up in headers. */
+/* Sets an option that is not set yet. */
 static rsd_status fill_option(char **option, const char *value)
 {
-    if (*option || !value || !*value)
-        return RSD_OK;
-    for (const char *at = value; *at; at++)
-        if ((unsigned char)*at < ' ' || *at == 0x7f)
-            return fail(RSD_EINVAL, "a credential or setting has a control character in it");
-    *option = text_copy(value);
-    return *option ? RSD_OK : RSD_ENOMEM;
+    return *option || !value || !*value
+               ? RSD_OK
+               : storage_set_option("a credential or setting", value, option);
 }
 
 /* ---- shared files ---- */
@@ -286,13 +282,6 @@ static bool find_json_text(const char *json, const char *key, char *out, size_t 
     return *at == '"' && n > 0;
 }
 
-static rsd_status replace_text(char **text, const char *value)
-{
-    mem_free(*text);
-    *text = NULL;
-    return fill_option(text, value);
-}
-
 /* Takes the keys of an answer of the service, and when they expire. */
 static rsd_status take_credentials(rsd_storage *storage, const char *json)
 {
@@ -308,11 +297,11 @@ static rsd_status take_credentials(rsd_storage *storage, const char *json)
     if (find_json_text(json, "Expiration", expires, sizeof expires))
         storage->expires = time_read_iso(expires);
     if (!status)
-        status = replace_text(&storage->access_key, access);
+        status = storage_set_option("AccessKeyId", access, &storage->access_key);
     if (!status)
-        status = replace_text(&storage->secret_key, secret);
+        status = storage_set_option("SecretAccessKey", secret, &storage->secret_key);
     if (!status)
-        status = replace_text(&storage->session_token, token);
+        status = storage_set_option("Token", token, &storage->session_token);
     mem_free(token);
     return status;
 }

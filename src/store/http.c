@@ -43,13 +43,6 @@ void http_request_drop(struct http_request *request)
 
 /* ---- the answer's headers ---- */
 
-static void copy_header_value(char *out, size_t out_nbytes, const char *value)
-{
-    size_t n = strlen(value);
-    if (n < out_nbytes)
-        memcpy(out, value, n + 1);
-}
-
 /* Reads a decimal number below 2^63. *end is behind it. */
 static bool read_number(const char *text, uint64_t *number, const char **end)
 {
@@ -91,13 +84,13 @@ static void read_answer_header(struct http_answer *answer, const char *name, con
     else if (strcasecmp(name, "content-encoding") == 0)
         answer->encoded = *value && strcasecmp(value, "identity") != 0;
     else if (strcasecmp(name, "etag") == 0)
-        copy_header_value(answer->etag, sizeof answer->etag, value);
+        remote_fit_text(answer->etag, sizeof answer->etag, value);
     else if (strcasecmp(name, "x-amz-checksum-sha256") == 0)
-        copy_header_value(answer->checksum, sizeof answer->checksum, value);
+        remote_fit_text(answer->checksum, sizeof answer->checksum, value);
     else if (strcasecmp(name, "x-amz-bucket-region") == 0)
-        copy_header_value(answer->region, sizeof answer->region, value);
+        remote_fit_text(answer->region, sizeof answer->region, value);
     else if (strcasecmp(name, "x-amz-meta-reshard-run") == 0)
-        copy_header_value(answer->run, sizeof answer->run, value);
+        remote_fit_text(answer->run, sizeof answer->run, value);
     else if (strcasecmp(name, "date") == 0)
         answer->date = time_read_http(value);
     else if (strcasecmp(name, "retry-after") == 0 && read_number(value, &number, &end))

@@ -118,7 +118,7 @@ static rsd_status open_url(const char *url, rsd_storage *storage, struct store *
 /* Asks for all well-known names at once. */
 static rsd_status list_entries(struct store *base, const char *directory, struct store_listing *out)
 {
-    struct remote_store *store = (struct remote_store *)(void *)base;
+    struct remote_store *store = remote_store_of(base);
     struct http_request requests[NENTRIES];
     rsd_status status = RSD_OK, answers[NENTRIES];
     if (*directory)

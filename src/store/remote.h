@@ -26,6 +26,13 @@ void sha256_at_level(int level, const void *data, size_t n, unsigned char digest
 void url_add_encoded(struct text *text, const char *from, size_t n, bool slashes);
 /* Replaces %XX, and + by a space, in place, as in a form. Returns false for an invalid one, or one that is a zero byte. */
 bool url_decode(char *text);
+/* Adds NAME=VALUE to a query, with an & unless it is the first. */
+void url_add_parameter(struct text *query, const char *name, const char *value);
+
+/* Replaces a text that is owned by a copy of another. */
+rsd_status remote_set_text(char **out, const char *text);
+/* Copies a text that fits; else `out` becomes "". */
+void remote_fit_text(char *out, size_t out_nbytes, const char *text);
 void hex_write(const unsigned char *bytes, size_t n, char *hex);
 enum { BASE64_NCHARS = 48 }; /* of a SHA-256, with the final zero */
 void base64_write(const unsigned char *bytes, size_t n, char *chars);
@@ -293,6 +300,9 @@ void storage_free_buffer(rsd_storage *storage, char *buffer, size_t nbytes); /* 
 /* Frees the buffers that are kept. */
 void storage_trim(rsd_storage *storage);
 
+/* Replaces a text that becomes part of a request; NULL changes nothing. EINVAL: it has a control character. */
+rsd_status storage_set_option(const char *name, const char *value, char **out);
+
 /* Sets options that the caller left open from "NAME=value" texts and the files that they name. */
 rsd_status credentials_find(rsd_storage *storage, const rsd_storage_options *options);
 /* Asks the metadata service; the lock is taken. */
@@ -345,6 +355,11 @@ struct remote_store {
     int nactive;                                 /* blocks being requested */
     struct s3_uploads *uploads;                  /* of an output; else NULL */
 };
+
+static inline struct remote_store *remote_store_of(struct store *store)
+{
+    return (struct remote_store *)(void *)store;
+}
 
 rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *kind,
                        rsd_storage *storage, const char *path, struct remote_store **store);

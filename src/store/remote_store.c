@@ -30,11 +30,6 @@ struct remote_block {
     struct remote_block *next_waiting; /* in the store, until it is requested */
 };
 
-static struct remote_store *remote_of(struct store *store)
-{
-    return (struct remote_store *)(void *)store;
-}
-
 /* ---- opening ---- */
 
 rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *kind,
@@ -90,7 +85,7 @@ static void close_blocks(struct remote_store *store)
 
 void remote_close(struct store *base)
 {
-    struct remote_store *store = remote_of(base);
+    struct remote_store *store = remote_store_of(base);
     close_blocks(store);
     storage_trim(store->storage);
     for (size_t i = 0; i < base->names.n; i++)
@@ -114,7 +109,7 @@ void remote_close(struct store *base)
 
 rsd_status remote_add(struct store *base)
 {
-    struct remote_store *store = remote_of(base);
+    struct remote_store *store = remote_store_of(base);
     pthread_mutex_lock(&store->lock); /* blocks of other files may arrive */
     rsd_status status = GROW(store->files, store->files_capacity, base->names.n + 1);
     if (!status)
@@ -200,7 +195,7 @@ static rsd_status learn_size(struct remote_store *store, uint32_t index)
 
 rsd_status remote_stat(struct store *base, uint32_t index, uint64_t *nbytes, int64_t *version)
 {
-    struct remote_store *store = remote_of(base);
+    struct remote_store *store = remote_store_of(base);
     pthread_mutex_lock(&store->lock);
     rsd_status status = learn_size(store, index);
     if (!status) {
@@ -403,7 +398,7 @@ static rsd_status add_blocks(struct remote_store *store, uint32_t file, uint64_t
 
 void remote_prefetch(struct store *base, uint32_t file, uint64_t offset, uint64_t n)
 {
-    struct remote_store *store = remote_of(base);
+    struct remote_store *store = remote_store_of(base);
     pthread_mutex_lock(&store->lock);
     bool inside = learn_size(store, file) == RSD_OK && offset <= store->files[file].nbytes &&
                   n <= store->files[file].nbytes - offset &&
@@ -415,7 +410,7 @@ void remote_prefetch(struct store *base, uint32_t file, uint64_t offset, uint64_
 
 void remote_start_prefetch(struct store *base)
 {
-    struct remote_store *store = remote_of(base);
+    struct remote_store *store = remote_store_of(base);
     pthread_mutex_lock(&store->lock);
     start_blocks(store);
     pthread_mutex_unlock(&store->lock);
@@ -423,7 +418,7 @@ void remote_start_prefetch(struct store *base)
 
 void remote_release(struct store *base, uint32_t file, uint64_t offset, uint64_t n)
 {
-    struct remote_store *store = remote_of(base);
+    struct remote_store *store = remote_store_of(base);
     pthread_mutex_lock(&store->lock);
     for (struct remote_block *block = store->files[file].blocks, *next; block; block = next) {
         uint64_t lo = block->offset > offset ? block->offset : offset;
@@ -485,7 +480,7 @@ static rsd_status copy_block(struct remote_store *store, struct remote_block *bl
 
 rsd_status remote_read(struct store *base, uint32_t index, uint64_t offset, void *memory, size_t n)
 {
-    struct remote_store *store = remote_of(base);
+    struct remote_store *store = remote_store_of(base);
     char *out = memory;
     pthread_mutex_lock(&store->lock);
     rsd_status status = learn_size(store, index);

@@ -21,6 +21,12 @@ void url_add_encoded(struct text *text, const char *from, size_t n, bool slashes
             text_add(text, "%%%02X", (unsigned)(unsigned char)from[i]);
 }
 
+void url_add_parameter(struct text *query, const char *name, const char *value)
+{
+    text_add(query, "%s%s=", query->length ? "&" : "", name);
+    url_add_encoded(query, value, strlen(value), false);
+}
+
 static int hex_digit(char c)
 {
     if (c >= '0' && c <= '9')
@@ -45,6 +51,22 @@ bool url_decode(char *text)
     }
     *to = '\0';
     return true;
+}
+
+/* ---- copies ---- */
+
+rsd_status remote_set_text(char **out, const char *text)
+{
+    mem_free(*out);
+    *out = text_copy(text);
+    return *out ? RSD_OK : RSD_ENOMEM;
+}
+
+void remote_fit_text(char *out, size_t out_nbytes, const char *text)
+{
+    size_t n = strlen(text);
+    bool fits = n < out_nbytes;
+    memcpy(out, fits ? text : "", fits ? n + 1 : 1);
 }
 
 /* ---- bytes as text ---- */

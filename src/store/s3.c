@@ -37,8 +37,7 @@ static rsd_status set_s3_base(const rsd_storage *storage, const char *bucket, bo
     return text_take(&text, base);
 }
 
-rsd_status s3_set_request(struct remote_store *store, const char *key, const char *query,
-                          struct http_request *request)
+rsd_status s3_set_request(struct remote_store *store, const char *key, struct http_request *request)
 {
     const rsd_storage *storage = store->storage;
     bool in_path = storage->path_style == 1 ||
@@ -51,9 +50,7 @@ rsd_status s3_set_request(struct remote_store *store, const char *key, const cha
     if (in_path)
         text_add(&path, "%s%s", store->bucket, *key ? "/" : "");
     url_add_encoded(&path, key, strlen(key), true);
-    TRY(text_take(&path, &request->path));
-    request->query = text_copy(query);
-    return request->query ? RSD_OK : RSD_ENOMEM;
+    return text_take(&path, &request->path);
 }
 
 rsd_status s3_key(const struct remote_store *store, const char *name, char **key)
@@ -68,7 +65,7 @@ static rsd_status set_file_request(struct remote_store *store, const char *name,
 {
     char *key;
     TRY(s3_key(store, name, &key));
-    rsd_status status = s3_set_request(store, key, "", request);
+    rsd_status status = s3_set_request(store, key, request);
     rsd_free(key);
     return status;
 }
@@ -77,32 +74,42 @@ const struct remote_kind s3_kind = {.set_request = set_file_request};
 
 /* ---- listings ---- */
 
-rsd_status s3_load_document(struct remote_store *store, const char *key, const char *query,
+/* Requests a document. *answered: on failure, the service sent one that is cut off or another. */
+static rsd_status request_document(struct remote_store *store, const char *key, const char *query,
+                                   const char *root, struct http_request *request, bool *answered)
+{
+    *request =
+        (struct http_request){.method = "GET", .limit = MAX_PAGE_NBYTES, .query = text_copy(query)};
+    *answered = false;
+    if (!request->query)
+        return RSD_ENOMEM;
+    TRY(s3_set_request(store, key, request));
+    TRY(http_run(request));
+    *answered = true;
+    return s3_parse_document(&request->document, root, NULL, NULL);
+}
+
+rsd_status s3_load_document(struct remote_store *store, const char *key, struct text *query,
                             const char *root, s3_take_element *take, void *context)
 {
-    rsd_status status = RSD_OK;
-    for (int attempt = 1; attempt <= PAGE_ATTEMPTS; attempt++) {
-        struct http_request request = {.method = "GET", .limit = MAX_PAGE_NBYTES};
-        status = s3_set_request(store, key, query, &request);
-        if (!status)
-            status = http_run(&request);
-        if (!status) {
-            status = s3_parse_document(&request.document, root, NULL, NULL);
-            char encoding[8] = "";
-            xml_find_text(request.document.data, request.document.n, "EncodingType", encoding,
-                          sizeof encoding);
-            if (!status) /* it is whole: only now is anything of it used */
-                status = take(context, "EncodingType", false, encoding);
-            if (!status) {
-                status = s3_parse_document(&request.document, root, take, context);
-                attempt = PAGE_ATTEMPTS;
-            }
-        } else
-            attempt = PAGE_ATTEMPTS;
+    struct http_request request;
+    char *chars, encoding[8] = "";
+    bool answered;
+    TRY(text_take(query, &chars));
+    rsd_status status = request_document(store, key, chars, root, &request, &answered);
+    for (int attempt = 1; status && answered && attempt < PAGE_ATTEMPTS; attempt++) {
         http_request_drop(&request);
-        if (!status)
-            return RSD_OK;
+        status = request_document(store, key, chars, root, &request, &answered);
     }
+    rsd_free(chars);
+    if (!status) { /* it is whole: only now is anything of it used */
+        xml_find_text(request.document.data, request.document.n, "EncodingType", encoding,
+                      sizeof encoding);
+        status = take(context, "EncodingType", false, encoding);
+    }
+    if (!status)
+        status = s3_parse_document(&request.document, root, take, context);
+    http_request_drop(&request);
     return status;
 }
 
@@ -167,13 +174,6 @@ static rsd_status add_object(struct s3_page *page, bool directory)
     return remote_note_file(page->store, full, page->nbytes, page->etag);
 }
 
-static rsd_status keep_text(char **out, const char *text)
-{
-    mem_free(*out);
-    *out = text_copy(text);
-    return *out ? RSD_OK : RSD_ENOMEM;
-}
-
 /* Takes an element of a ListBucketResult, when it begins and when it ends. */
 static rsd_status take_list_element(void *context, const char *name, bool entered, const char *text)
 {
@@ -190,11 +190,11 @@ static rsd_status take_list_element(void *context, const char *name, bool entere
     if (object || prefixes)
         return add_object(page, prefixes);
     if (strcmp(name, "Key") == 0 || strcmp(name, "Prefix") == 0)
-        return keep_text(&page->key, text);
+        return remote_set_text(&page->key, text);
     if (strcmp(name, "EncodingType") == 0)
         page->encoded = strcmp(text, "url") == 0;
     if (strcmp(name, "ETag") == 0)
-        return strlen(text) < MAX_ETAG ? keep_text(&page->etag, text) : RSD_OK;
+        return strlen(text) < MAX_ETAG ? remote_set_text(&page->etag, text) : RSD_OK;
     if (strcmp(name, "Size") == 0) {
         char *end;
         page->nbytes = strtoull(text, &end, 10);
@@ -203,7 +203,7 @@ static rsd_status take_list_element(void *context, const char *name, bool entere
     } else if (strcmp(name, "IsTruncated") == 0)
         page->truncated = strcmp(text, "true") == 0;
     else if (strcmp(name, "NextContinuationToken") == 0)
-        return keep_text(&page->token, text);
+        return remote_set_text(&page->token, text);
     return RSD_OK;
 }
 
@@ -211,21 +211,17 @@ static rsd_status take_list_element(void *context, const char *name, bool entere
 static rsd_status load_page(struct s3_page *page)
 {
     struct text query = {0};
-    char *chars;
-    if (page->token) {
-        text_add(&query, "continuation-token=");
-        url_add_encoded(&query, page->token, strlen(page->token), false);
-        text_add(&query, "&");
-    }
-    text_add(&query, "delimiter=%%2F&encoding-type=url&list-type=2&prefix=");
-    url_add_encoded(&query, page->prefix, strlen(page->prefix), false);
-    TRY(text_take(&query, &chars));
+    if (page->token)
+        url_add_parameter(&query, "continuation-token", page->token);
+    url_add_parameter(&query, "delimiter", "/");
+    url_add_parameter(&query, "encoding-type", "url");
+    url_add_parameter(&query, "list-type", "2");
+    url_add_parameter(&query, "prefix", page->prefix);
     mem_free(page->token);
     page->token = NULL;
     page->truncated = false;
     rsd_status status =
-        s3_load_document(page->store, "", chars, "ListBucketResult", take_list_element, page);
-    rsd_free(chars);
+        s3_load_document(page->store, "", &query, "ListBucketResult", take_list_element, page);
     if (!status && page->truncated && (!page->token || !*page->token))
         status = fail(RSD_EIO, "the listing is truncated and has no continuation token");
     return status;
@@ -251,7 +247,7 @@ static rsd_status load_pages(struct s3_page *page)
 
 rsd_status s3_list(struct store *base, const char *directory, struct store_listing *out)
 {
-    struct remote_store *store = (struct remote_store *)(void *)base;
+    struct remote_store *store = remote_store_of(base);
     struct text prefix = {0};
     char *chars;
     text_add(&prefix, "%s%s%s", store->prefix, directory, *directory ? "/" : "");
@@ -278,19 +274,17 @@ rsd_status s3_open_prefix(const char *path, size_t n, rsd_storage *storage,
         n--;
     if (!is_bucket_name(bucket, nbucket))
         return fail(RSD_EINVAL, "'%s' has no valid bucket name; expected s3://BUCKET/PREFIX", path);
-    size_t skipped = strlen("s3://") + nbucket + 1;
-    size_t nprefix = n > skipped ? n - skipped : 0;
-    struct text shown = {0}, prefix = {0};
-    char *text;
+    size_t begin = strlen("s3://") + nbucket + 1; /* of the prefix, if there is one */
+    bool has_prefix = n > begin;
+    struct text prefix = {0};
     struct remote_store *store;
-    text_add(&shown, "%.*s", (int)(n > skipped ? n : skipped - 1), path);
-    TRY(text_take(&shown, &text));
-    rsd_status status = remote_open(&s3_store, &s3_kind, storage, text, &store);
-    rsd_free(text);
+    char *shown = slice_copy((struct slice){path, has_prefix ? n : begin - 1});
+    rsd_status status =
+        shown ? remote_open(&s3_store, &s3_kind, storage, shown, &store) : RSD_ENOMEM;
+    mem_free(shown);
     TRY(status);
-    text_add(&prefix, "%.*s%s", (int)nprefix, path + skipped - (nprefix == 0), nprefix ? "/" : "");
-    if (nprefix == 0)
-        prefix.length = 0;
+    if (has_prefix)
+        text_add(&prefix, "%.*s/", (int)(n - begin), path + begin);
     store->bucket = slice_copy((struct slice){bucket, nbucket});
     status = text_take(&prefix, &store->prefix);
     if (!status && store->bucket) {
@@ -303,14 +297,11 @@ rsd_status s3_open_prefix(const char *path, size_t n, rsd_storage *storage,
 
 rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out, const char **file)
 {
-    size_t n = strlen(path);
-    const char *slash = strrchr(path, '/');
+    const char *bucket = path + strlen("s3://"), *slash = strrchr(path, '/');
     struct remote_store *store;
     struct http_answer answer;
     *file = NULL;
-    bool is_key = slash > strchr(path + strlen("s3://"), '/') - 1 && slash[1] &&
-                  strchr(path + strlen("s3://"), '/');
-    if (is_key) { /* it may be an object */
+    if (slash > bucket && slash[1]) { /* it may be an object */
         TRY(s3_open_prefix(path, (size_t)(slash - path), storage, &store));
         rsd_status status = remote_head(store, slash + 1, &answer);
         if (!status)
@@ -326,7 +317,7 @@ rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out, c
         if (status != RSD_ENOENT && !denied)
             return fail_in(status, "%s: ", path);
     }
-    TRY(s3_open_prefix(path, n, storage, &store));
+    TRY(s3_open_prefix(path, strlen(path), storage, &store));
     *out = &store->base;
     return RSD_OK;
 }

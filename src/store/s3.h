@@ -14,8 +14,8 @@ rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out, c
 rsd_status s3_open_prefix(const char *path, size_t n, rsd_storage *storage,
                           struct remote_store **out);
 
-/* Prepares a request for a key ("": the bucket), with a query that is encoded and sorted. */
-rsd_status s3_set_request(struct remote_store *store, const char *key, const char *query,
+/* Sets the URL of a request for a key ("": the bucket). The query, if it has one, is encoded and sorted. */
+rsd_status s3_set_request(struct remote_store *store, const char *key,
                           struct http_request *request);
 rsd_status s3_key(const struct remote_store *store, const char *name,
                   char **key); /* for rsd_free */
@@ -23,8 +23,9 @@ rsd_status s3_key(const struct remote_store *store, const char *name,
 /* Called for each element that is entered or left, with its text when it is left. EncodingType comes first. */
 typedef rsd_status s3_take_element(void *context, const char *name, bool entered, const char *text);
 
-/* Reads a document whose root begins with this name: services differ in the rest. It is checked whole before anything is taken. */
-rsd_status s3_load_document(struct remote_store *store, const char *key, const char *query,
+/* Reads a document whose root begins with this name: services differ in the rest. It is checked whole before
+ * anything is taken. The query is dropped. */
+rsd_status s3_load_document(struct remote_store *store, const char *key, struct text *query,
                             const char *root, s3_take_element *take, void *context);
 rsd_status s3_parse_document(const struct bytes *document, const char *root, s3_take_element *take,
                              void *context);
@@ -32,6 +33,8 @@ rsd_status s3_parse_document(const struct bytes *document, const char *root, s3_
 rsd_status s3_list(struct store *store, const char *directory, struct store_listing *out);
 
 /* ---- s3_upload.c, s3_complete.c: files that are written ---- */
+
+enum { MAX_UPLOAD_ID = 1100 };
 
 struct s3_span {
     uint64_t lo, hi; /* in the part */
@@ -103,7 +106,7 @@ void s3_abort_upload(struct s3_uploads *uploads, const struct s3_upload *upload)
 rsd_status s3_remove_upload(struct remote_store *remote, const char *key, const char *id);
 
 /* The hash and the bytes of a body, which must stay. */
-rsd_status s3_set_body(struct http_request *request, const void *data, size_t n);
+void s3_set_body(struct http_request *request, const void *data, size_t n);
 
 /* Small objects. EEXIST: one is there, and only_new is set. */
 rsd_status s3_put_object(struct remote_store *remote, const char *key, const void *data, size_t n,

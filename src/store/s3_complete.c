@@ -84,7 +84,7 @@ static rsd_status head_object(struct remote_store *remote, const char *key,
                               struct http_answer *answer)
 {
     struct http_request request = {.method = "HEAD"};
-    rsd_status status = s3_set_request(remote, key, "", &request);
+    rsd_status status = s3_set_request(remote, key, &request);
     if (!status)
         status = http_run(&request);
     *answer = request.answer;
@@ -123,14 +123,11 @@ static rsd_status run_completion(struct s3_uploads *uploads, struct s3_upload *u
 {
     struct http_request request = {.method = "POST", .limit = 1 << 20, .slow = true};
     struct text query = {0};
-    char *chars, stated[100];
-    text_add(&query, "uploadId=");
-    url_add_encoded(&query, upload->id, strlen(upload->id), false);
-    TRY(text_take(&query, &chars));
-    rsd_status status = s3_set_request(uploads->remote, upload->key, chars, &request);
-    rsd_free(chars);
-    if (!status)
-        status = s3_set_body(&request, body, strlen(body));
+    char stated[100];
+    url_add_parameter(&query, "uploadId", upload->id);
+    TRY(text_take(&query, &request.query));
+    s3_set_body(&request, body, strlen(body));
+    rsd_status status = s3_set_request(uploads->remote, upload->key, &request);
     if (!status)
         status = http_run(&request);
     if (!status) /* an error may come with the status 200, after the service has worked for a while */
@@ -167,20 +164,32 @@ void s3_abort_upload(struct s3_uploads *uploads, const struct s3_upload *upload)
         s3_remove_upload(uploads->remote, upload->key, upload->id);
 }
 
+/* Removes what a request names. It may be gone already. */
+static rsd_status run_removal(struct remote_store *remote, const char *key,
+                              struct http_request *request)
+{
+    request->method = "DELETE";
+    request->limit = 1 << 16;
+    rsd_status status = s3_set_request(remote, key, request);
+    if (!status)
+        status = http_run(request);
+    http_request_drop(request);
+    return status == RSD_ENOENT ? RSD_OK : status;
+}
+
 rsd_status s3_remove_upload(struct remote_store *remote, const char *key, const char *id)
 {
-    struct http_request request = {.method = "DELETE", .limit = 1 << 16};
+    struct http_request request = {0};
     struct text query = {0};
-    char *chars;
-    text_add(&query, "uploadId=");
-    url_add_encoded(&query, id, strlen(id), false);
-    TRY(text_take(&query, &chars));
-    rsd_status status = s3_set_request(remote, key, chars, &request);
-    rsd_free(chars);
-    if (!status)
-        status = http_run(&request);
-    http_request_drop(&request);
-    return status == RSD_ENOENT ? RSD_OK : status;
+    url_add_parameter(&query, "uploadId", id);
+    TRY(text_take(&query, &request.query));
+    return run_removal(remote, key, &request);
+}
+
+rsd_status s3_remove_object(struct remote_store *remote, const char *key)
+{
+    struct http_request request = {0};
+    return run_removal(remote, key, &request);
 }
 
 /* ---- small objects ---- */
@@ -189,9 +198,8 @@ rsd_status s3_put_object(struct remote_store *remote, const char *key, const voi
                          const char *run, bool only_new)
 {
     struct http_request request = {.method = "PUT", .limit = 1 << 16};
-    rsd_status status = s3_set_request(remote, key, "", &request);
-    if (!status)
-        status = s3_set_body(&request, data, n);
+    rsd_status status = s3_set_request(remote, key, &request);
+    s3_set_body(&request, data, n);
     if (run)
         http_set_header(&request, "x-amz-meta-reshard-run", "%s", run);
     if (only_new)
@@ -209,7 +217,7 @@ rsd_status s3_load_object(struct remote_store *remote, const char *key, size_t l
                           struct bytes *out, char run[40])
 {
     struct http_request request = {.method = "GET", .limit = limit};
-    rsd_status status = s3_set_request(remote, key, "", &request);
+    rsd_status status = s3_set_request(remote, key, &request);
     if (!status)
         status = http_run(&request);
     if (!status) {
@@ -219,14 +227,4 @@ rsd_status s3_load_object(struct remote_store *remote, const char *key, size_t l
     }
     http_request_drop(&request);
     return status;
-}
-
-rsd_status s3_remove_object(struct remote_store *remote, const char *key)
-{
-    struct http_request request = {.method = "DELETE", .limit = 1 << 16};
-    rsd_status status = s3_set_request(remote, key, "", &request);
-    if (!status)
-        status = http_run(&request);
-    http_request_drop(&request);
-    return status == RSD_ENOENT ? RSD_OK : status;
 }

@@ -115,7 +115,7 @@ static rsd_status add_earlier(struct s3_output *output, const char *id, uint64_t
 static rsd_status take_journal_line(struct s3_output *output, const char *line)
 {
     unsigned long long nbytes;
-    char id[1100];
+    char id[MAX_UPLOAD_ID];
     int at = 0;
     if (sscanf(line, "upload %1099s %llu %n", id, &nbytes, &at) == 2 && at > 0 && line[at])
         return add_earlier(output, id, nbytes, line + at);

@@ -22,13 +22,7 @@
 
 static struct s3_output *output_of(struct store *store)
 {
-    return ((struct remote_store *)(void *)store)->uploads->context;
-}
-
-static rsd_status copy_string(const char *from, char **to)
-{
-    *to = text_copy(from);
-    return *to ? RSD_OK : RSD_ENOMEM;
+    return remote_store_of(store)->uploads->context;
 }
 
 static rsd_status s3_sync_journal(struct store_output *base)
@@ -48,7 +42,7 @@ static rsd_status prepare_file(void *context, uint32_t file)
     const char *name = store_file_name(&output->remote->base, file);
     char *key;
     if (uploads->only_key)
-        return copy_string(uploads->only_key, &upload->key);
+        return remote_set_text(&upload->key, uploads->only_key);
     TRY(s3_key(output->remote, name, &key));
     upload->key = key;
     return RSD_OK;
@@ -62,7 +56,7 @@ static rsd_status resume_file(struct s3_output *output, struct s3_upload *upload
     if (!one || output->options.mode == OUTPUT_JOIN)
         return RSD_OK;
     upload->nbytes = one->nbytes;
-    TRY(copy_string(one->id, &upload->id));
+    TRY(remote_set_text(&upload->id, one->id));
     rsd_status status = s3_adopt_upload(&output->uploads, upload);
     if (status == RSD_ENOENT) {
         s3_forget_parts(upload);
@@ -101,7 +95,7 @@ static rsd_status put_later(struct store *store, const char *name, const void *d
     if (output->options.mode == OUTPUT_IN_PLACE || output->options.mode == OUTPUT_JOIN)
         return fail(RSD_EUNSUPPORTED, "only the process that commits writes small files");
     TRY(GROW(output->puts, output->puts_capacity, output->nputs + 1));
-    rsd_status status = copy_string(name, &put.name);
+    rsd_status status = remote_set_text(&put.name, name);
     if (!status && !(put.data = mem_copy(data, n + (n == 0), 1)))
         status = RSD_ENOMEM;
     if (status)
@@ -126,8 +120,8 @@ static rsd_status refuse_rename(struct store *store, const char *from, const cha
 static rsd_status remove_file(struct store *store, const char *name)
 {
     char *key;
-    TRY(s3_key((struct remote_store *)(void *)store, name, &key));
-    rsd_status status = s3_remove_object((struct remote_store *)(void *)store, key);
+    TRY(s3_key(remote_store_of(store), name, &key));
+    rsd_status status = s3_remove_object(remote_store_of(store), key);
     rsd_free(key);
     return status;
 }
@@ -369,7 +363,7 @@ static rsd_status collect_uploads(struct s3_output *output)
         upload->foreign = upload->ended = true;
         upload->nbytes = one->nbytes;
         upload->end = one->end;
-        TRY(copy_string(one->id, &upload->id));
+        TRY(remote_set_text(&upload->id, one->id));
         rsd_status status = s3_adopt_upload(&output->uploads, upload);
         if (status == RSD_ENOENT)
             status = RSD_EIO;

@@ -19,12 +19,12 @@ enum { PART_NBYTES = STORAGE_BLOCK_NBYTES, MAX_PARTS = 9500, PARTS_PER_LENGTH = 
 
 static struct s3_upload *upload_of(struct store *store, uint32_t file)
 {
-    return ((struct remote_store *)(void *)store)->uploads->files[file];
+    return remote_store_of(store)->uploads->files[file];
 }
 
 static rsd_status prepare_upload(struct store *store, uint32_t file)
 {
-    const struct s3_uploads *uploads = ((struct remote_store *)(void *)store)->uploads;
+    const struct s3_uploads *uploads = remote_store_of(store)->uploads;
     return upload_of(store, file)->key ? RSD_OK : uploads->prepare(uploads->context, file);
 }
 
@@ -169,14 +169,13 @@ static void finish_part(struct http_request *request)
     pthread_mutex_unlock(&uploads->lock);
 }
 
-rsd_status s3_set_body(struct http_request *request, const void *data, size_t n)
+void s3_set_body(struct http_request *request, const void *data, size_t n)
 {
     unsigned char digest[SHA256_NBYTES];
     sha256_of(data, n, digest);
     hex_write(digest, sizeof digest, request->body_sha256);
     request->body = n ? data : "";
     request->body_nbytes = n;
-    return RSD_OK;
 }
 
 /* Fills in the request that uploads a part, with its SHA-256. */
@@ -185,14 +184,12 @@ static rsd_status prepare_part(struct s3_part *part)
     struct remote_store *remote = part->uploads->remote;
     struct http_request *request = &part->request;
     struct text query = {0};
-    char *chars, base64[BASE64_NCHARS];
-    text_add(&query, "partNumber=%zu&uploadId=", part->number);
-    url_add_encoded(&query, part->upload->id, strlen(part->upload->id), false);
-    TRY(text_take(&query, &chars));
+    char base64[BASE64_NCHARS];
     *request = (struct http_request){.method = "PUT", .limit = 1 << 16};
-    rsd_status status = s3_set_request(remote, part->upload->key, chars, request);
-    rsd_free(chars);
-    TRY(status);
+    text_add(&query, "partNumber=%zu", part->number);
+    url_add_parameter(&query, "uploadId", part->upload->id);
+    TRY(text_take(&query, &request->query));
+    TRY(s3_set_request(remote, part->upload->key, request));
     hex_write(part->sha256, sizeof part->sha256, request->body_sha256);
     base64_write(part->sha256, sizeof part->sha256, base64);
     http_set_header(request, "x-amz-checksum-sha256", "%s", base64);
@@ -275,9 +272,11 @@ static void start_part(struct s3_part *part, bool may_wait)
 /* Begins a multipart upload, and notes its identifier in the journal. */
 static rsd_status begin_upload(struct s3_uploads *uploads, struct s3_upload *upload)
 {
-    struct http_request request = {.method = "POST", .limit = 1 << 16, .body = ""};
-    char id[1100] = "";
-    rsd_status status = s3_set_request(uploads->remote, upload->key, "uploads=", &request);
+    struct http_request request = {
+        .method = "POST", .limit = 1 << 16, .body = "", .query = text_copy("uploads=")};
+    char id[MAX_UPLOAD_ID] = "";
+    rsd_status status =
+        request.query ? s3_set_request(uploads->remote, upload->key, &request) : RSD_ENOMEM;
     http_set_header(&request, "x-amz-checksum-algorithm", "SHA256");
     http_set_header(&request, "x-amz-meta-reshard-run", "%s", uploads->run);
     if (!status)
@@ -298,7 +297,7 @@ static rsd_status begin_upload(struct s3_uploads *uploads, struct s3_upload *upl
 
 rsd_status s3_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes)
 {
-    struct s3_uploads *uploads = ((struct remote_store *)(void *)store)->uploads;
+    struct s3_uploads *uploads = remote_store_of(store)->uploads;
     struct s3_upload *upload = upload_of(store, file);
     if (kept > 0)
         return fail(RSD_EUNSUPPORTED, "an object cannot be appended to");
@@ -377,8 +376,7 @@ rsd_status s3_write(struct store *store, uint32_t file, uint64_t offset, const v
         size_t taken = 0;
         if (upload->nbytes > 0 && (offset >= upload->nbytes || n > upload->nbytes - offset))
             return fail(RSD_EIO, "byte %llu is written beyond the end", (unsigned long long)offset);
-        TRY(write_part(((struct remote_store *)(void *)store)->uploads, upload, offset, bytes, n,
-                       &taken));
+        TRY(write_part(remote_store_of(store)->uploads, upload, offset, bytes, n, &taken));
         bytes += taken;
         offset += taken;
         n -= taken;
@@ -424,7 +422,7 @@ static rsd_status flush_part(struct s3_uploads *uploads, struct s3_upload *uploa
 
 rsd_status s3_end_file(struct store *store, uint32_t file, uint64_t nbytes)
 {
-    struct s3_uploads *uploads = ((struct remote_store *)(void *)store)->uploads;
+    struct s3_uploads *uploads = remote_store_of(store)->uploads;
     struct s3_upload *upload = upload_of(store, file);
     for (size_t i = 0; i < count_parts(upload, nbytes); i++)
         TRY(flush_part(uploads, upload, i, nbytes));
@@ -445,7 +443,7 @@ rsd_status s3_end_file(struct store *store, uint32_t file, uint64_t nbytes)
 /* Bytes are not kept on this machine, so it only reports an upload that failed. */
 rsd_status s3_sync(struct store *store, uint32_t file)
 {
-    struct s3_uploads *uploads = ((struct remote_store *)(void *)store)->uploads;
+    struct s3_uploads *uploads = remote_store_of(store)->uploads;
     struct s3_upload *upload = upload_of(store, file);
     pthread_mutex_lock(&uploads->lock);
     rsd_status status = upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
@@ -550,14 +548,14 @@ static rsd_status take_part_element(void *context, const char *name, bool entere
         page->number = strtoull(text, NULL, 10);
     else if (strcmp(name, "Size") == 0)
         page->nbytes = strtoull(text, NULL, 10);
-    else if (strcmp(name, "ETag") == 0 && strlen(text) < sizeof page->etag)
-        memcpy(page->etag, text, strlen(text) + 1);
-    else if (strcmp(name, "ChecksumSHA256") == 0 && strlen(text) < sizeof page->checksum)
-        memcpy(page->checksum, text, strlen(text) + 1);
+    else if (strcmp(name, "ETag") == 0)
+        remote_fit_text(page->etag, sizeof page->etag, text);
+    else if (strcmp(name, "ChecksumSHA256") == 0)
+        remote_fit_text(page->checksum, sizeof page->checksum, text);
     else if (strcmp(name, "IsTruncated") == 0)
         page->truncated = strcmp(text, "true") == 0;
-    else if (strcmp(name, "NextPartNumberMarker") == 0 && strlen(text) < sizeof page->marker)
-        memcpy(page->marker, text, strlen(text) + 1);
+    else if (strcmp(name, "NextPartNumberMarker") == 0)
+        remote_fit_text(page->marker, sizeof page->marker, text);
     return RSD_OK;
 }
 
@@ -567,19 +565,12 @@ rsd_status s3_adopt_upload(struct s3_uploads *uploads, struct s3_upload *upload)
     rsd_status status = RSD_OK;
     for (int n = 0; n < 20 && page.truncated && !status; n++) {
         struct text query = {0};
-        char *chars;
-        if (page.marker[0]) {
-            text_add(&query, "part-number-marker=");
-            url_add_encoded(&query, page.marker, strlen(page.marker), false);
-            text_add(&query, "&");
-        }
-        text_add(&query, "uploadId=");
-        url_add_encoded(&query, upload->id, strlen(upload->id), false);
-        TRY(text_take(&query, &chars));
+        if (page.marker[0])
+            url_add_parameter(&query, "part-number-marker", page.marker);
+        url_add_parameter(&query, "uploadId", upload->id);
         page.truncated = false;
-        status = s3_load_document(uploads->remote, upload->key, chars, "ListParts",
+        status = s3_load_document(uploads->remote, upload->key, &query, "ListParts",
                                   take_part_element, &page);
-        rsd_free(chars);
     }
     if (!status && page.truncated)
         status = fail(RSD_EIO, "the service lists parts without end");

@@ -6,18 +6,10 @@ enum { MAX_PAGES = 1000 };
 /* A page of uploads, and all that were found. */
 struct upload_page {
     struct name_list keys, ids, begun;
-    char key[2048], id[1100], time[64]; /* of the element at hand */
-    char key_marker[4096], id_marker[1100];
+    char key[2048], id[MAX_UPLOAD_ID], time[64]; /* of the element at hand */
+    char key_marker[4096], id_marker[MAX_UPLOAD_ID];
     bool truncated, encoded;
 };
-
-static void keep_short(char *out, size_t out_nbytes, const char *text)
-{
-    size_t n = strlen(text);
-    out[0] = '\0';
-    if (n < out_nbytes)
-        memcpy(out, text, n + 1);
-}
 
 static rsd_status add_upload_found(struct upload_page *page)
 {
@@ -45,44 +37,54 @@ static rsd_status take_upload_element(void *context, const char *name, bool ente
     else if (strcmp(name, "IsTruncated") == 0)
         page->truncated = strcmp(text, "true") == 0;
     else if (strcmp(name, "Key") == 0)
-        keep_short(page->key, sizeof page->key, text);
+        remote_fit_text(page->key, sizeof page->key, text);
     else if (strcmp(name, "UploadId") == 0)
-        keep_short(page->id, sizeof page->id, text);
+        remote_fit_text(page->id, sizeof page->id, text);
     else if (strcmp(name, "Initiated") == 0)
-        keep_short(page->time, sizeof page->time, text);
+        remote_fit_text(page->time, sizeof page->time, text);
     else if (strcmp(name, "NextKeyMarker") == 0)
-        keep_short(page->key_marker, sizeof page->key_marker, text);
+        remote_fit_text(page->key_marker, sizeof page->key_marker, text);
     else if (strcmp(name, "NextUploadIdMarker") == 0)
-        keep_short(page->id_marker, sizeof page->id_marker, text);
+        remote_fit_text(page->id_marker, sizeof page->id_marker, text);
     return RSD_OK;
 }
 
 /* Loads one page of the list of unfinished uploads, and sets the markers of the next. */
-static rsd_status load_upload_page(struct remote_store *store, struct upload_page *page)
+static rsd_status load_upload_page(struct remote_store *store, const char *prefix,
+                                   struct upload_page *page)
 {
     struct text query = {0};
-    char *chars;
-    text_add(&query, "encoding-type=url&");
-    if (page->key_marker[0]) {
-        text_add(&query, "key-marker=");
-        if (page->encoded && !url_decode(page->key_marker))
-            return fail(RSD_EIO, "the service lists an invalid upload");
-        url_add_encoded(&query, page->key_marker, strlen(page->key_marker), false);
-        text_add(&query, "&");
-    }
-    text_add(&query, "prefix=");
-    url_add_encoded(&query, store->prefix, strlen(store->prefix), false);
-    if (page->id_marker[0]) {
-        text_add(&query, "&upload-id-marker=");
-        url_add_encoded(&query, page->id_marker, strlen(page->id_marker), false);
-    }
-    text_add(&query, "&uploads=");
-    TRY(text_take(&query, &chars));
+    if (page->encoded && !url_decode(page->key_marker))
+        return fail(RSD_EIO, "the service lists an invalid upload");
+    url_add_parameter(&query, "encoding-type", "url");
+    if (page->key_marker[0])
+        url_add_parameter(&query, "key-marker", page->key_marker);
+    url_add_parameter(&query, "prefix", prefix);
+    if (page->id_marker[0])
+        url_add_parameter(&query, "upload-id-marker", page->id_marker);
+    url_add_parameter(&query, "uploads", "");
     page->truncated = false;
-    rsd_status status =
-        s3_load_document(store, "", chars, "ListMultipartUploads", take_upload_element, page);
-    rsd_free(chars);
-    return status;
+    return s3_load_document(store, "", &query, "ListMultipartUploads", take_upload_element, page);
+}
+
+/* Loads the list of unfinished uploads of keys that begin with a prefix. */
+static rsd_status load_uploads(struct remote_store *store, const char *prefix,
+                               struct upload_page *page)
+{
+    int npages = 0;
+    do
+        TRY(load_upload_page(store, prefix, page));
+    while (page->truncated && ++npages < MAX_PAGES);
+    return page->truncated ? fail(RSD_ELIMIT, "the listing has more than %d pages", MAX_PAGES)
+                           : RSD_OK;
+}
+
+static void drop_upload_page(struct upload_page *page)
+{
+    name_list_drop(&page->keys);
+    name_list_drop(&page->ids);
+    name_list_drop(&page->begun);
+    mem_free(page);
 }
 
 /* Calls on_upload for one unfinished upload, and removes it if that is wanted. */
@@ -118,23 +120,15 @@ rsd_status rsd_storage_uploads(rsd_storage *storage, const char *path, int32_t r
     else
         status = s3_open_prefix(path, strlen(path), storage, &store);
     if (!status) {
-        int npages = 0;
-        do
-            status = load_upload_page(store, page);
-        while (!status && page->truncated && ++npages < MAX_PAGES);
+        status = load_uploads(store, store->prefix, page);
         if (status)
             status = fail_in(status, "%s: ", path);
-        else if (page->truncated)
-            status = fail(RSD_ELIMIT, "%s: the listing has more than %d pages", path, MAX_PAGES);
         for (size_t i = 0; i < page->keys.n && !status; i++)
             status = tell_upload(store, page, i, remove != 0, on_upload, context);
         store_close(&store->base);
     }
     if (!status && nuploads)
         *nuploads = (int64_t)page->keys.n;
-    name_list_drop(&page->keys);
-    name_list_drop(&page->ids);
-    name_list_drop(&page->begun);
-    mem_free(page);
+    drop_upload_page(page);
     return status;
 }

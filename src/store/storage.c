@@ -9,17 +9,14 @@ enum { LEAST_BLOCK_NBYTES = 1 << 20, BLOCKS_IN_MEMORY = 16 };
 
 /* ---- making ---- */
 
-/* Copies a text that becomes part of a request; NULL stays NULL. */
-static rsd_status copy_option(const char *name, const char *value, char **out)
+rsd_status storage_set_option(const char *name, const char *value, char **out)
 {
     if (!value)
         return RSD_OK;
     for (const char *at = value; *at; at++)
         if ((unsigned char)*at < ' ' || *at == 0x7f)
             return fail(RSD_EINVAL, "%s has a control character in it", name);
-    mem_free(*out);
-    *out = text_copy(value);
-    return *out ? RSD_OK : RSD_ENOMEM;
+    return remote_set_text(out, value);
 }
 
 /* "https://host:port", with nothing behind it and no default port: it is also what is signed. */
@@ -68,22 +65,22 @@ static rsd_status copy_options(rsd_storage *storage, const rsd_storage_options *
         return fail(RSD_EINVAL, "access_key and secret_key must be set together");
     storage->load = options->load;
     storage->load_context = options->load_context;
-    TRY(copy_option("endpoint", options->endpoint, &storage->endpoint));
-    TRY(copy_option("region", options->region, &storage->region));
-    TRY(copy_option("access_key", options->access_key, &storage->access_key));
-    TRY(copy_option("secret_key", options->secret_key, &storage->secret_key));
-    TRY(copy_option("session_token", options->session_token, &storage->session_token));
-    TRY(copy_option("bearer_token", options->bearer_token, &storage->bearer_token));
-    TRY(copy_option("ca_file", options->ca_file, &storage->ca_file));
-    TRY(copy_option("proxy", options->proxy, &storage->proxies[0]));
-    TRY(copy_option("proxy", options->proxy, &storage->proxies[1]));
+    TRY(storage_set_option("endpoint", options->endpoint, &storage->endpoint));
+    TRY(storage_set_option("region", options->region, &storage->region));
+    TRY(storage_set_option("access_key", options->access_key, &storage->access_key));
+    TRY(storage_set_option("secret_key", options->secret_key, &storage->secret_key));
+    TRY(storage_set_option("session_token", options->session_token, &storage->session_token));
+    TRY(storage_set_option("bearer_token", options->bearer_token, &storage->bearer_token));
+    TRY(storage_set_option("ca_file", options->ca_file, &storage->ca_file));
+    TRY(storage_set_option("proxy", options->proxy, &storage->proxies[0]));
+    TRY(storage_set_option("proxy", options->proxy, &storage->proxies[1]));
     if (options->load)
         storage->source = CREDENTIALS_LOADED;
     if (options->environment)
         TRY(credentials_find(storage, options));
     if (storage->endpoint)
         TRY(clean_endpoint(storage->endpoint));
-    return storage->region ? RSD_OK : copy_option("region", "us-east-1", &storage->region);
+    return storage->region ? RSD_OK : storage_set_option("region", "us-east-1", &storage->region);
 }
 
 static void drop_storage(rsd_storage *storage)
@@ -160,9 +157,9 @@ static rsd_status call_loader(rsd_storage *storage)
     TRY(storage->load(storage->load_context, &found));
     mem_free(storage->session_token);
     storage->session_token = NULL;
-    TRY(copy_option("access_key", found.access_key, &storage->access_key));
-    TRY(copy_option("secret_key", found.secret_key, &storage->secret_key));
-    TRY(copy_option("session_token", found.session_token, &storage->session_token));
+    TRY(storage_set_option("access_key", found.access_key, &storage->access_key));
+    TRY(storage_set_option("secret_key", found.secret_key, &storage->secret_key));
+    TRY(storage_set_option("session_token", found.session_token, &storage->session_token));
     storage->expires = found.expires;
     return RSD_OK;
 }
