@@ -433,8 +433,8 @@ static enum http_outcome judge_error(struct http_request *request)
     xml_find_text(request->document.data, request->document.n, "Code", code, sizeof code);
     xml_find_text(request->document.data, request->document.n, "Message", message, sizeof message);
     enum http_outcome outcome = HTTP_FAILED;
-    if (number == 408 || number == 429 || number == 425 || number >= 500 || number < 200 ||
-        is_any_of(code, passing))
+    if (number == 408 || number == 429 || number == 425 || (number >= 500 && number != 501) ||
+        number < 200 || is_any_of(code, passing))
         outcome = HTTP_AGAIN;
     else if ((number == 403 || number == 400) &&
              (is_clock_wrong(request, code) || is_refreshed(request, code)))

@@ -104,6 +104,9 @@ rsd_status s3_find_completed(struct s3_uploads *uploads, struct s3_upload *uploa
 rsd_status s3_complete_upload(struct s3_uploads *uploads, struct s3_upload *upload);
 void s3_abort_upload(struct s3_uploads *uploads, const struct s3_upload *upload);
 rsd_status s3_remove_upload(struct remote_store *remote, const char *key, const char *id);
+/* Removes unfinished uploads of the files of an output that are not known by their identifiers: the answer to the
+ * request that began them was lost. The output has no others any more. */
+rsd_status s3_remove_lost_uploads(const struct s3_uploads *uploads);
 
 /* The hash and the bytes of a body, which must stay. */
 void s3_set_body(struct http_request *request, const void *data, size_t n);

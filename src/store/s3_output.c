@@ -426,6 +426,8 @@ static rsd_status s3_commit(struct store_output *base)
             return store_fail_in(&output->remote->base, i, status);
     }
     TRY(put_small_files(output));
+    (void)s3_remove_lost_uploads(
+        &output->uploads); /* the output is complete with or without them */
     if (!output->options.one_file)
         TRY(s3_journal_visit_others(output, false, true));
     TRY(s3_remove_object(output->remote, output->journal_key));
@@ -505,6 +507,7 @@ static void s3_close_output(struct store_output *base, bool keep)
     if (!output->committed && (!keep || in_place)) {
         for (size_t i = 0; i < n; i++)
             s3_abort_upload(&output->uploads, output->uploads.files[i]);
+        (void)s3_remove_lost_uploads(&output->uploads);
         if (!in_place)
             s3_remove_object(output->remote, output->journal_key);
     } else if (!output->committed && output->options.mode != OUTPUT_JOIN)

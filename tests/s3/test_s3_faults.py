@@ -331,6 +331,18 @@ class Writing(unittest.TestCase):
             ask()
         self.right(nth(act, method="POST", query="uploadId"), retries=0)  # libcurl may repeat it by itself
 
+    def test_lost_beginning(self):
+        """the answer to the beginning of an upload is lost: the upload is removed at the end"""
+        def act(request, ask):
+            ask()
+        self.right(nth(act, method="POST", query="uploads="), retries=0)
+        self.wrong(nth(act, 100, method="POST", query="uploads="), max_attempts=2)
+        self.assertEqual(bucket.uploads(f"write{Writing.number}/"), [])
+
+    def test_no_list_of_uploads(self):
+        """a service that does not list uploads takes a checkpoint all the same"""
+        self.right(nth(Fault.error(501, "NotImplemented"), 100, method="GET", query="uploads="), retries=0)
+
     def test_late_error(self):
         """an upload that is refused with the status 200"""
         self.right(nth(Fault.error(200, "InternalError"), method="POST", query="uploadId"), retries=0)
