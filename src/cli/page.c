@@ -136,14 +136,18 @@ void page_end_svg(FILE *out)
 
 static void print_page_head(FILE *out, const char *title)
 {
-    fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>", out);
+    fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>"
+          "<meta name=\"viewport\" content=\"width=device-width\"/><title>",
+          out);
     page_print_xml(out, cli_plain_text(title));
     fputs("</title><style>body{font:14px sans-serif;margin:1em;color:#222;background:#fff}"
           "svg{max-width:100%;height:auto}.paper{fill:none}rect[stroke-width]:hover{stroke:#000;"
           "stroke-width:2}"
-          "table{border-collapse:collapse;margin:1em}td,th{padding:2px 12px;text-align:right;"
+          "table{border-collapse:collapse;margin:1em 0}td,th{padding:2px 8px;text-align:right;"
           "border-bottom:1px solid "
           "#8884}td:first-child,th:first-child,td.text,th.text{text-align:left}"
+          "td:first-child{overflow-wrap:anywhere;min-width:8em}td:not(:first-child){white-space:"
+          "nowrap}"
           "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}"
           "text:not([class]){fill:#ddd}rect[stroke-width]:hover{stroke:#fff}}</style></head>"
           "<body>\n",
