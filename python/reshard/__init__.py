@@ -1,8 +1,10 @@
 """reshard: moves any sharded tensor from any layout to any other, in memory and through checkpoints.
 
-    A layout says where every element lives.
-    A plan is where two layouts meet.
-    Everything else carries a plan out.
+    Layout          says which rank holds which elements of a tensor
+    Plan            lists the boxes that ranks send each other so that one layout becomes another
+    reshard, bind   run a plan, once or many times
+    open, save      read and write checkpoints
+    convert, merge, split, verify, diff, digest     the verbs of the command
 """
 from ._c import lib as _lib
 from .carry import Arena, Exec, Pool, bind, reshard

@@ -83,7 +83,10 @@ def read(path: str) -> str:
 
 header_paths = _header_paths()
 header = Header(map(read, header_paths))
-lib = Functions(shared_object(), header)
+try:
+    lib = Functions(shared_object(), header)
+except OSError as error:
+    raise ImportError(f"reshard: {error}: install the package, run make, or set RESHARD_LIB") from None
 if lib.rsd_version().decode() != header.version:
     raise ImportError(f"reshard: {shared_object()} is version {lib.rsd_version().decode()}, "
                       f"the package {header.version}")
@@ -133,8 +136,17 @@ def path_bytes(path: Union[str, bytes, "os.PathLike[str]"]) -> bytes:
     """Returns a path as bytes for the library. A NUL would end it there, so it is refused."""
     found = os.fsencode(path)
     if b"\0" in found:
-        raise ValueError(f"path contains NUL: {found!r}")
+        raise errors.InvalidError(f"path contains NUL: {found!r}")
     return found
+
+
+def text_bytes(text: str, what: str) -> bytes:
+    """Returns text as bytes for the library, which reads up to a NUL. `what` names the text in errors."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be text, not {type(text).__name__}: {text!r}")
+    if "\0" in text:
+        raise errors.InvalidError(f"{what} contains NUL: {text!r}")
+    return text.encode()
 
 
 class Kept:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes as C
 import math
+import operator
 import os
 import threading
 from typing import Any, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -26,14 +27,14 @@ from .transport import AnyTransport
 
 
 class Pool(_c.Handle):
-    """A pool of threads. Arguments named `pool` also accept a number of threads, and None for the pool of the process,
-    which has one thread per CPU that the process may use."""
+    """A pool of `nthreads` threads, by default one per CPU that the process may use. Arguments named `pool` also accept
+    a number of threads, and None for a pool of the process with the default number."""
 
     _free = "rsd_pool_free"
 
     def __init__(self, nthreads: Optional[int] = None) -> None:
         handle = Address()
-        self.nthreads = len(os.sched_getaffinity(0)) if nthreads is None else nthreads
+        self.nthreads = len(os.sched_getaffinity(0)) if nthreads is None else operator.index(nthreads)
         _c.lib.rsd_pool_new(self.nthreads, C.byref(handle))
         self._handle = handle.value
 
@@ -65,18 +66,18 @@ AnyPool = Union[Pool, int, None]
 
 
 class Arena(_c.Handle):
-    """Memory that the ranks of one host share. A receiver copies directly from an array in an arena. It is freed
-    after its arrays and execs. It must not be used by two threads at the same time."""
+    """Memory of `nbytes` that the ranks of one host share. A receiver copies directly from an array in an arena. It is
+    freed after its arrays and execs. It must not be used by two threads at the same time."""
 
     _free = "rsd_arena_free"
 
     def __init__(self, nbytes: int) -> None:
         handle = Address()
-        _c.lib.rsd_arena_new(nbytes, C.byref(handle))
+        _c.lib.rsd_arena_new(operator.index(nbytes), C.byref(handle))
         self._handle, self.nbytes = handle.value, nbytes
 
     def alloc(self, nbytes: int) -> memoryview:
-        """Returns memory of the arena, aligned to 64 bytes."""
+        """Returns `nbytes` of the arena, aligned to 64 bytes."""
         found = Address()
         _c.lib.rsd_arena_alloc(self.handle, nbytes, C.byref(found))
         block = (C.c_char * nbytes).from_address(found.value or 0)
@@ -84,7 +85,8 @@ class Arena(_c.Handle):
         return memoryview(block).cast("B")
 
     def empty(self, shape: Sequence[int], dtype: Any, *, like: str = "numpy") -> Any:
-        """Returns a new array in the arena, of the kind `like`, with unspecified values."""
+        """Returns a new array in the arena with a `shape` and a `dtype`, of the kind `like`: "numpy", "torch", "raw" or
+        "memoryview". Its values are unspecified."""
         one = dtypes.dtype(dtype)
         return frameworks.over(self.alloc(one.nbytes * math.prod(shape)), shape, one, like)
 
@@ -171,7 +173,9 @@ def _devices(*seen: Sequence[Optional[Memory]]) -> Iterator[Optional[int]]:
 
 
 class Exec(_c.Handle):
-    """Plans that are bound to threads or to a transport. It must not be used by two threads at the same time."""
+    """Plans that are bound to threads or to a transport. `bind` makes one, and describes its arguments: plans, src,
+    dst, pool, transport, arena, and the other `options` of a transport. It must not be used by two threads at the
+    same time."""
 
     _free = "rsd_exec_free"
 
@@ -237,14 +241,14 @@ class Exec(_c.Handle):
             memory.record([*kept_src, *kept_dst])
 
     def run_tensors(self, src: Sequence[Any], dst: Sequence[Any]) -> None:
-        """As `run` between processes, for dense torch tensors of the right shapes and dtypes, in the order of the
-        layouts. None of that is checked, which takes longer than a small run."""
+        """As `run` between processes. `src` and `dst` are dense torch tensors of the right shapes and dtypes, in the
+        order of the layouts. None of that is checked, since the check takes longer than a small run."""
         self._order(memory.cuda_device(one) for one in (*src, *dst))
         self._call(_c.lib.rsd_exec_run, self.handle, *(_c.pointers([one.data_ptr() or None for one in side])
                                                        for side in (src, dst)))
 
     def start(self, src: Any, dst: Any) -> None:
-        """Starts a run. The arrays are in use until `wait` returns."""
+        """Starts a run of the arrays `src` and `dst`, as in `run`. They are in use until `wait` returns."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
         self._order(_devices(kept_src, kept_dst))
@@ -282,7 +286,7 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
          pool: AnyPool = None, transport: Optional[AnyTransport] = None, max_nbytes: int = 0,
          timeout: float = 0.0, arena: Optional[Arena] = None, node: int = 0,
          names: Optional[Sequence[str]] = None) -> Exec:
-    """Binds one plan or several to threads, or to a transport between processes.
+    """Binds `plans`, one Plan or several, to threads, or to a `transport` between processes.
 
     src and dst are arrays with the same strides as those of the runs. Without them, arrays are dense. `pool` is a Pool
     or a number of threads; by default one thread per CPU of the process. With a transport the call is collective, and
@@ -294,6 +298,10 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
     node        ranks with equal numbers share memory; 0: detected, -1: shares none
     names       of the tensors, one per plan, for errors"""
     plans = [plans] if isinstance(plans, Plan) else list(plans)
+    for plan in plans:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"bind takes a Plan or several, not {type(plan).__name__}: {plan!r}")
+    transport = AnyTransport.checked(transport)
     if transport is None and (max_nbytes or timeout or arena or node or names):
         raise InvalidError("max_nbytes, timeout, arena, node and names need a transport")
     if names is not None and len(names) != len(plans):
@@ -303,7 +311,7 @@ def bind(plans: Union[Plan, Sequence[Plan]], *, src: Any = None, dst: Any = None
     options = _c.ExchangeOptions(max_nbytes=max_nbytes, timeout=timeout, node=node,
                                  arena=None if arena is None else arena.handle)
     if names is not None:
-        options.names = (_c.Text * max(1, len(names)))(*[name.encode() for name in names])
+        options.names = (_c.Text * max(1, len(names)))(*[_c.text_bytes(name, "name of a tensor") for name in names])
     return Exec(plans, src, dst, pool, transport, options, arena)
 
 
@@ -322,8 +330,8 @@ def run(plan: Plan, src: Any, dst: Any = None, *, pool: AnyPool = None,
 
 def reshard(src_layout: Union[str, Layout], dst_layout: Union[str, Layout], src: Any, dst: Any = None, *,
             cast: bool = False, pool: AnyPool = None, like: Optional[str] = None) -> Any:
-    """Moves a tensor from one layout to another. The arrays of all ranks are in this process. With `cast`, the layouts
-    may have different dtypes: elements are converted on the way.
+    """Moves a tensor from `src_layout` to `dst_layout`. The arrays of all ranks are in this process. With `cast`, the
+    layouts may have different dtypes: elements are converted on the way.
 
     `src` lists them in the order of `src_layout.arrays()` (by ascending rank), or is a dict from ranks to arrays.
     `dst` has the same form; it is written and returned. Without `dst`, new arrays are returned, of the same kind as

@@ -33,9 +33,9 @@ FORMATS = {"dcp": _c.FORMAT_DCP, "safetensors": _c.FORMAT_SAFETENSORS, "torch.sa
 
 
 class Stored(NamedTuple):
-    """One stored box of a tensor. `file` is a name in the directory, or None if it is not known. `offset` and
-    `nbytes` are those of the item in the file, including its header. `transforms` are the names of what was done to
-    the item, such as "stream.zstd/1"."""
+    """One stored box of a tensor: elements with `lo[d] <= index[d] < lo[d] + len[d]`. `file` is a name in the
+    directory, or None if it is not known. `offset` and `nbytes` are those of the item in the file, including its
+    header. `transforms` are the names of what was done to the item, such as "stream.zstd/1"."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
@@ -50,8 +50,8 @@ def _transforms(stored: Any) -> Tuple[str, ...]:
 
 
 class LazyTensor:
-    """A tensor of a checkpoint. An index reads the part that it selects, by the rules of NumPy: integers, slices
-    with any step, `...` and None."""
+    """A tensor of a checkpoint: checkpoint["name"]. An index reads the part that it selects, by the rules of NumPy:
+    integers, slices with any step, `...` and None."""
 
     def __init__(self, checkpoint: "Checkpoint", index: int) -> None:
         about = _c.TensorInfo()
@@ -73,6 +73,7 @@ class LazyTensor:
 
     @property
     def ndim(self) -> int:
+        """The number of dims."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -116,7 +117,7 @@ class LazyTensor:
 
     def read(self, index: Any = ..., *, like: Optional[str] = None, dtype: Any = None, out: Any = None,
              pool: AnyPool = None) -> Any:
-        """Returns the part that an index selects, in a new array.
+        """Returns the part that `index` selects, in a new array.
 
         like    kind of the array: "auto", "numpy", "torch", "raw" or "memoryview". Default: that of the checkpoint.
                 "auto" is a NumPy array if NumPy or ml_dtypes has the dtype (bfloat16 and float8 need ml_dtypes), else a
@@ -245,7 +246,7 @@ def _listed(names: Sequence[str]) -> str:
 class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
     """The tensors of a checkpoint by name, in the order of the file. Several threads may use one.
 
-    `reshard.open` makes one and describes its keywords: like, format, metadata, as_is, take_rank_0, model_dtype,
+    `reshard.open` makes one and describes its arguments: path, like, format, metadata, as_is, take_rank_0, model_dtype,
     unstack, vocab_size, from_rules, from_mesh, names, heads, follow_links, storage."""
 
     _free = "rsd_checkpoint_close"
@@ -261,7 +262,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
         handle = Address()
         nheads, nkv_heads = (heads, 0) if isinstance(heads, int) else heads
-        rules = [rule.encode() for rule in from_rules]
+        rules = [_c.text_bytes(rule, "rule") for rule in from_rules]
         options = _c.OpenOptions(
             format=0 if format is None else FORMATS[format],
             metadata=None if metadata is None else _c.path_bytes(metadata), follow_links=follow_links, as_is=as_is,
@@ -438,8 +439,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
              pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
              max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
              transport: Optional[AnyTransport] = None, timeout: float = 0.0) -> Report:
-        """Fills the arrays of a state dict, nested or with dotted names, and replaces its values; or fills a list
-        of `Local`.
+        """Fills the arrays of `state`, a state dict, nested or with dotted names, and replaces its values; or fills a
+        list of `Local`.
 
         layouts     layouts of tensors that are not whole, by name
         rank        the rank whose arrays the state has. Default: all, or that of the transport
@@ -459,14 +460,14 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         With a `transport` the call is collective: every rank passes its own arrays, `rank` is by default its rank
         in the transport. All ranks raise the same error."""
         if rank is None and transport is not None:
-            rank = transport.rank
+            rank = AnyTransport.checked(transport).rank
         values: Dict[str, states.Leaf] = {}
         if isinstance(state, Mapping):
             tensors, values = self._sorted(state, layouts, rank)
         elif layouts is not None or (rank is not None and transport is None):
             raise InvalidError("layouts and rank require a state dict")
         else:
-            tensors = list(state)
+            tensors = local.listed(state)
         missing = [one.name for one in tensors if one.name not in self]
         missing += [name for name in values if name not in self.plain_values]
         if missing and strict:
@@ -548,9 +549,9 @@ def open(path: Union[str, "os.PathLike[str]"], *, like: str = "auto",  # noqa: A
          vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: AnyMesh = None,
          names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
          follow_links: bool = False, storage: Optional[Storage] = None) -> Checkpoint:
-    """Opens a checkpoint: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl, SkyRL and
-    FSDP, or a directory of DeepSpeed, Megatron or Orbax. Pickles are parsed as data, and nothing in a file is executed.
-    The path may be s3://BUCKET/PREFIX or https://HOST/PATH.
+    """Opens the checkpoint at `path`: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl,
+    SkyRL and FSDP, or a directory of DeepSpeed, Megatron or Orbax. Pickles are parsed as data, and nothing in a file is
+    executed. `path` may be s3://BUCKET/PREFIX or https://HOST/PATH.
 
     like        kind of the arrays: "auto" (NumPy, ml_dtypes for bfloat16 and float8 if it is installed, else torch,
                 else the bits), "numpy", "torch", "raw" or "memoryview"

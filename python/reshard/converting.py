@@ -175,8 +175,8 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
           max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
           transport: Optional[AnyTransport] = None, timeout: float = 0.0, storage: Optional[Storage] = None,
           reflink: str = "auto", unchecked: bool = False, torch_places: bool = False) -> Report:
-    """Writes one safetensors file per rank of a mesh, rank-00000-of-00004.safetensors and so on, with every tensor or
-    shard that the rank needs. Replicated tensors are in every file.
+    """Writes one safetensors file per rank of a mesh to `out`, rank-00000-of-00004.safetensors and so on, with every
+    tensor or shard that the rank needs. Replicated tensors are in every file.
 
     mesh            the ranks to write for: 8, "2x4", "dp=2,tp=4" or {"dp": 2, "tp": 4}
     config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it

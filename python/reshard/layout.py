@@ -9,6 +9,7 @@ Layouts are immutable. Any number of threads may use them.
 from __future__ import annotations
 
 import ctypes as C
+import operator
 from typing import Any, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _c, dtypes, pictures
@@ -17,13 +18,15 @@ from .errors import InvalidError
 
 
 class Mesh(_c.Handle):
-    """An n-dimensional array of ranks with named axes: Mesh("dp=2,tp=4"), Mesh("2x2 ranks=4-7"), Mesh(8)."""
+    """An n-dimensional array of ranks with named axes. `text` is the mesh in the notation, or a number of ranks:
+    Mesh("dp=2,tp=4"), Mesh("2x2 ranks=4-7"), Mesh(8)."""
 
     _free = "rsd_mesh_free"
 
     def __init__(self, text: Union[str, int]) -> None:
         handle = Address()
-        _c.lib.rsd_mesh_parse(str(text).encode(), C.byref(handle))
+        words = text if isinstance(text, str) else str(operator.index(text))
+        _c.lib.rsd_mesh_parse(_c.text_bytes(words, "mesh"), C.byref(handle))
         self._handle = handle.value
 
     @classmethod
@@ -33,13 +36,13 @@ class Mesh(_c.Handle):
             return mesh
         if isinstance(mesh, Mapping):
             return cls.of(list(mesh.values()), list(mesh))
-        return cls(mesh) if isinstance(mesh, (str, int)) else cls.of(mesh)
+        return cls.of(list(mesh)) if isinstance(mesh, Iterable) and not isinstance(mesh, str) else cls(mesh)
 
     @classmethod
     def of(cls, counts: Sequence[int], names: Optional[Sequence[Optional[str]]] = None,
            ranks: Optional[Sequence[int]] = None) -> "Mesh":
-        """Creates a mesh with `counts[a]` ranks along axis a. `ranks` lists the rank at each position, row-major:
-        the last axis changes fastest. None: 0, 1, 2, ..."""
+        """Creates a mesh with `counts[a]` ranks along axis a, which has the name `names[a]` or None. `ranks` lists the
+        rank at each position, row-major: the last axis changes fastest. None: 0, 1, 2, ..."""
         handle = Address()
         total = 1
         for count in counts:
@@ -49,7 +52,7 @@ class Mesh(_c.Handle):
         if names is not None and len(names) != len(counts):
             raise InvalidError(f"got {len(names)} names for a mesh of {len(counts)} axes")
         words = None if names is None else (_c.Text * max(1, len(names)))(
-            *[name.encode() if name is not None else None for name in names])
+            *[None if name is None else _c.text_bytes(name, "name of a mesh axis") for name in names])
         _c.lib.rsd_mesh_new(len(counts), _c.ints(counts), words,
                             None if ranks is None else _c.ints(ranks, Int32), C.byref(handle))
         return cls._of(handle)
@@ -73,6 +76,7 @@ class Mesh(_c.Handle):
 
     @property
     def naxes(self) -> int:
+        """The number of axes."""
         return _c.lib.rsd_mesh_naxes(self.handle)
 
     @property
@@ -88,6 +92,7 @@ class Mesh(_c.Handle):
 
     @property
     def nranks(self) -> int:
+        """The number of ranks."""
         return _c.lib.rsd_mesh_nranks(self.handle)
 
     def coords(self, rank: int) -> Tuple[int, ...]:
@@ -97,7 +102,7 @@ class Mesh(_c.Handle):
         return tuple(found[:self.naxes])
 
     def rank(self, *coords: int) -> int:
-        """Returns the rank at coordinates, one per axis."""
+        """Returns the rank at `coords`, one coordinate per axis."""
         if len(coords) != self.naxes:
             raise InvalidError(f"got {len(coords)} coordinates for a mesh of {self.naxes} axes")
         found = Int32()
@@ -109,7 +114,9 @@ AnyMesh = Union[Mesh, str, int, Sequence[int], Mapping[str, int], None]
 
 
 class Placement(NamedTuple):
-    """What one mesh axis does to a tensor. Created by Shard, Replicate and the functions below."""
+    """What one mesh axis does to a tensor. Created by Shard, Replicate, Partial, Strided, Balanced, Segmented and
+    Cyclic. `kind` is the number of one of these, `dim` the dim, `reduce` the number of the reduction, `segments` the
+    lengths of segments, and `factor` the split factor or the length of a block."""
 
     kind: int
     dim: int = 0
@@ -130,7 +137,7 @@ class Placement(NamedTuple):
 
 
 def Shard(dim: int) -> Placement:  # noqa: N802 (named as DTensor's)
-    """S(dim): chunks of ceil(n/m), as torch.chunk."""
+    """S(dim): shards `dim` in chunks of ceil(n/m), as torch.chunk."""
     return Placement(_c.SHARD, dim)
 
 
@@ -143,7 +150,7 @@ def Partial(reduce: str = "sum") -> Placement:  # noqa: N802
     """P(reduce): the value is the reduction over the axis: "sum", "avg" or "mean", "min", "max", "product", "band",
     "bor", "bxor"."""
     number = C.c_int()
-    _c.lib.rsd_reduce_parse(reduce.encode(), C.byref(number))
+    _c.lib.rsd_reduce_parse(_c.text_bytes(reduce, "reduction"), C.byref(number))
     return Placement(_c.PARTIAL, 0, number.value)
 
 
@@ -168,7 +175,7 @@ def Cyclic(dim: int, block: int) -> Placement:  # noqa: N802
 
 
 class Box(NamedTuple):
-    """A box of elements of a rank: `lo[d] <= index[d] < lo[d] + len[d]`."""
+    """A box of elements of `rank`: `lo[d] <= index[d] < lo[d] + len[d]`."""
 
     rank: int
     lo: Tuple[int, ...]
@@ -176,8 +183,8 @@ class Box(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An array of a layout. Arrays are numbered by ascending rank. `place` is the position in placement order,
-    `nbytes` the size of a dense array."""
+    """An array of a layout. Its `number` counts all arrays by ascending `rank`. `place` is the position in placement
+    order, `shape` the shape on this rank, `nbytes` the size of a dense array."""
 
     number: int
     rank: int
@@ -187,7 +194,8 @@ class Array(NamedTuple):
 
 
 class LocalBox(NamedTuple):
-    """A box that a rank holds, its array, and where it begins in that array."""
+    """A box that a rank holds: elements with `lo[d] <= index[d] < lo[d] + len[d]` of the tensor. They are in the array
+    with the number `array`, from the index `at` on."""
 
     lo: Tuple[int, ...]
     len: Tuple[int, ...]
@@ -204,33 +212,47 @@ class Check(NamedTuple):
     box: Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]]
 
 
-Placements = Union[str, Sequence[Placement]]
+Placements = Union[str, Placement, Sequence[Placement]]
 
 
 class Layout(_c.Handle):
-    """A dtype, a global shape and, for each rank, the boxes that it holds."""
+    """A dtype, a global shape and, for each rank, the boxes that it holds. `text` is the layout in the notation, such
+    as "f32[8,8] @ dp=2,tp=4 : S(0),R"."""
 
     _free = "rsd_layout_free"
 
     def __init__(self, text: str) -> None:
         handle = Address()
-        _c.lib.rsd_layout_parse(text.encode(), C.byref(handle))
+        _c.lib.rsd_layout_parse(_c.text_bytes(text, "layout"), C.byref(handle))
         self._handle = handle.value
 
     # -- creation --
 
     @classmethod
+    def of_any(cls, layout: "Union[Layout, str]") -> "Layout":
+        """Returns the layout for an argument `layout`: a Layout, or text in the notation."""
+        return layout if isinstance(layout, Layout) else cls(layout)
+
+    @classmethod
     def on(cls, dtype: Any, shape: Sequence[int],
            mesh: Union[Mesh, str, int, Sequence[int], Mapping[str, int]], placements: Placements) -> "Layout":
-        """Creates a layout from one placement per mesh axis, applied left to right, or from text: "S0,R" or
-        "[tp.dp, -]". The mesh is a Mesh, 8, "2x4", (2, 4), "dp=2,tp=4" or {"dp": 2, "tp": 4}."""
+        """Creates the layout of a tensor with a dtype and a global shape on a mesh.
+
+        dtype       a dtype in the notation ("f32"), of NumPy or of torch
+        shape       the global shape
+        mesh        a Mesh, 8, "2x4", (2, 4), "dp=2,tp=4" or {"dp": 2, "tp": 4}
+        placements  one placement per mesh axis, applied left to right, or text: "S0,R" or "[tp.dp, -]"; for a mesh of
+                    one axis also a single placement"""
         mesh = Mesh.of_any(mesh)
         handle, number = Address(), dtypes.dtype(dtype).number
         if isinstance(placements, str):
-            _c.lib.rsd_layout_parse_on(number, len(shape), _c.ints(shape), mesh.handle, placements.encode(),
-                                       C.byref(handle))
+            _c.lib.rsd_layout_parse_on(number, len(shape), _c.ints(shape), mesh.handle,
+                                       _c.text_bytes(placements, "placements"), C.byref(handle))
             return cls._of(handle)
-        placements = list(placements)
+        placements = [placements] if isinstance(placements, Placement) else list(placements)
+        for one in placements:
+            if not isinstance(one, Placement):
+                raise TypeError(f"a placement is Shard(0), Replicate() and so on, not {type(one).__name__}: {one!r}")
         if len(placements) != mesh.naxes:
             raise InvalidError(f"got {len(placements)} placements for a mesh of {mesh.naxes} axes ({mesh})")
         block = _c.packed(_c.Placement, [
@@ -243,7 +265,8 @@ class Layout(_c.Handle):
     def by_dim(cls, dtype: Any, shape: Sequence[int],
                mesh: Union[Mesh, str, int, Sequence[int], Mapping[str, int]],
                axes: Sequence[Sequence[Union[int, str]]]) -> "Layout":
-        """Creates a layout from the mesh axes that cut each dim, in order, as numbers or names, as in JAX."""
+        """Creates a layout as in JAX: `axes[d]` lists the axes of `mesh` that cut dim d, in order, as numbers or names.
+        `dtype`, `shape` and `mesh` are those of `on`."""
         mesh = Mesh.of_any(mesh)
         if len(axes) != len(shape):
             raise InvalidError(f"got axes for {len(axes)} dims, but the tensor has {len(shape)}")
@@ -261,8 +284,9 @@ class Layout(_c.Handle):
     @classmethod
     def from_boxes(cls, dtype: Any, shape: Sequence[int], boxes: Iterable[Union[Box, Tuple[Any, ...]]],
                    enumerable: bool = False) -> "Layout":
-        """Creates a layout of explicit boxes (rank, lo, len), with one array each. With `enumerable`, boxes must
-        cover the tensor without overlaps, as in torch's EnumerableShardingSpec."""
+        """Creates a layout of explicit `boxes` (rank, lo, len), with one array each, of a tensor with a `dtype` and a
+        global `shape`. With `enumerable`, boxes must cover the tensor without overlaps, as in torch's
+        EnumerableShardingSpec."""
         made = [Box(*one) for one in boxes]
         for one in made:
             if len(one.lo) != len(shape) or len(one.len) != len(shape):
@@ -276,8 +300,8 @@ class Layout(_c.Handle):
 
     @classmethod
     def from_chunks(cls, dtype: Any, shape: Sequence[int], dim: int, ranks: Sequence[int]) -> "Layout":
-        """Creates the layout of torch's ChunkShardingSpec: cuts dim into len(ranks) chunks; chunk i belongs to
-        ranks[i]."""
+        """Creates the layout of torch's ChunkShardingSpec for a tensor with a `dtype` and a global `shape`: cuts `dim`
+        into len(ranks) chunks; chunk i belongs to ranks[i]."""
         handle = Address()
         _c.lib.rsd_layout_new_chunks(dtypes.dtype(dtype).number, len(shape), _c.ints(shape), dim, len(ranks),
                                      _c.ints(ranks, Int32), C.byref(handle))
@@ -285,12 +309,12 @@ class Layout(_c.Handle):
 
     @classmethod
     def whole(cls, dtype: Any, shape: Sequence[int], rank: int = 0) -> "Layout":
-        """Creates a layout of the whole tensor on one rank."""
+        """Creates the layout of a tensor with a `dtype` and a `shape` that is whole on one `rank`."""
         return cls.from_boxes(dtype, shape, [Box(rank, (0,) * len(shape), tuple(shape))])
 
     @classmethod
     def borrowed(cls, handle: Any) -> "Layout":
-        """Returns a layout with a new reference to a handle that another object owns."""
+        """Returns a layout with a new reference to a `handle` that another object owns."""
         return cls._of(_c.lib.rsd_layout_share(handle))
 
     # -- queries --
@@ -319,6 +343,7 @@ class Layout(_c.Handle):
 
     @property
     def ndim(self) -> int:
+        """The number of dims."""
         return _c.lib.rsd_layout_ndim(self.handle)
 
     @property
@@ -363,10 +388,11 @@ class Layout(_c.Handle):
 
     @property
     def narrays(self) -> int:
+        """The number of arrays of all ranks."""
         return _c.lib.rsd_layout_narrays(self.handle)
 
     def array(self, index: int) -> Array:
-        """Returns the array with a number."""
+        """Returns the array with the number `index`, from 0 to `narrays` - 1."""
         found = _c.Array()
         _c.lib.rsd_layout_array(self.handle, index, C.byref(found))
         return Array(index, found.rank, found.place, tuple(found.shape[:found.ndim]), found.nbytes)
@@ -435,7 +461,7 @@ class Layout(_c.Handle):
 
 
 def problem(text: str) -> Tuple[Layout, Layout]:
-    """Returns both layouts of a problem, such as "f32[8,8] : 4:S0 -> 2x2:S0,S1"."""
+    """Returns both layouts of a problem. `text` is in the notation, such as "f32[8,8] : 4:S0 -> 2x2:S0,S1"."""
     src, dst = Address(), Address()
-    _c.lib.rsd_problem_parse(text.encode(), C.byref(src), C.byref(dst))
+    _c.lib.rsd_problem_parse(_c.text_bytes(text, "problem"), C.byref(src), C.byref(dst))
     return Layout._of(src), Layout._of(dst)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes as C
 import json
 import threading
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from . import _c, dtypes, memory
 from .carry import AnyPool, Pool, flat_strides, in_order, see_all
@@ -26,7 +26,7 @@ def either(one: str, a: Any, other: str, b: Any) -> Any:
 
 
 class Report:
-    """The report of a call."""
+    """The report of a call, made of a `struct` of the library."""
 
     ntensors: int  #: that were read or written
     nbytes_needed: int  #: of tensors, in what was read
@@ -62,7 +62,7 @@ class Call:
                  transport: Optional[AnyTransport] = None, timeout: float = 0.0,
                  stream: Optional[int] = None) -> None:
         self.kept = _c.Kept()
-        self._pool, self._transport = Pool.of(pool), transport
+        self._pool, self._transport = Pool.of(pool), AnyTransport.checked(transport)
         io = _c.Io(pool=self._pool.handle, max_nbytes=size(max_nbytes), timeout=timeout,
                    stream=stream or None)
         if transport is not None:
@@ -91,7 +91,7 @@ class Call:
 
 
 class Local:
-    """A tensor in memory: the arrays of one rank, or of every rank.
+    """A tensor in memory with a `name` and a `layout`: the arrays of one rank, or of every rank.
 
     `arrays` are those of `rank`, or of all ranks if it is None, in the order of `layout.arrays(rank)`: a list, a
     dict from ranks to arrays, or a single array. `path` is the path of the tensor in a nested state dict. `load`
@@ -100,11 +100,12 @@ class Local:
     def __init__(self, name: str, layout: Union[str, Layout], arrays: Any, rank: Optional[int] = None, *,
                  path: Optional[Sequence[Union[str, int]]] = None) -> None:
         self.name, self.arrays, self.rank, self.path = name, arrays, rank, path
-        self.layout = Layout(layout) if isinstance(layout, str) else layout
+        self.layout = Layout.of_any(layout)
 
     @classmethod
     def whole(cls, name: str, array: Any, *, path: Optional[Sequence[Union[str, int]]] = None) -> "Local":
-        """Returns a whole tensor with the dtype and shape of one array. `path` is its path in a nested state dict."""
+        """Returns a whole tensor with a `name`, and the dtype and shape of one `array`. `path` is its path in a nested
+        state dict."""
         seen = memory.see(array, name)
         return cls(name, Layout.whole(seen.dtype, seen.shape), [seen], 0, path=path)
 
@@ -127,6 +128,15 @@ class Local:
         made.kept = (layout, seen)
         made.devices = [one.device for one in seen if one is not None]
         return made
+
+
+def listed(state: Any) -> List[Local]:
+    """Returns a list of `Local` that is passed instead of a state dict."""
+    found = list(state) if isinstance(state, (list, tuple)) else [state]
+    for one in found:
+        if not isinstance(one, Local):
+            raise TypeError(f"expected a state dict or a list of Local, not {type(one).__name__}: {one!r}")
+    return found
 
 
 def size(text: Size) -> int:

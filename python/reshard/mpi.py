@@ -23,6 +23,8 @@ from typing import Any, List, Optional
 from . import _c
 from .transport import AnyTransport
 
+__all__ = ["MPITransport", "transport"]
+
 _NAME = "libreshard_mpi.so.1"
 _functions: Optional[_c.Functions] = None
 
@@ -60,8 +62,8 @@ def _load() -> _c.Functions:
 
 
 class MPITransport(AnyTransport):
-    """A communicator of MPI as a transport. A rank of a layout is a rank of the communicator. It must not be used by
-    two threads at the same time."""
+    """The communicator `comm` of mpi4py as a transport. A rank of a layout is a rank of the communicator. It must not
+    be used by two threads at the same time."""
 
     def __init__(self, comm: Any) -> None:
         self._mpi = _load()
@@ -76,7 +78,7 @@ class MPITransport(AnyTransport):
 
 
 def transport(comm: Any) -> MPITransport:
-    """Collective. Returns a communicator of mpi4py as a transport."""
+    """Collective. Returns `comm`, a communicator of mpi4py, as a transport."""
     if not hasattr(comm, "py2f"):
         raise TypeError(f"a {type(comm).__name__} is not a communicator of mpi4py")
     return MPITransport(comm)

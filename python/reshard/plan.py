@@ -19,9 +19,10 @@ from .layout import Layout, problem
 
 
 class Piece(NamedTuple):
-    """One piece of a plan: the box `lo`, `len` of the global tensor, from an array of one rank to an array of
-    another. With `from_destination` it is sent from the destination array of the sender, filled in an earlier
-    stage. With `reduce` it is one of the partial values that are combined into the box."""
+    """One piece of a plan: the box `lo`, `len` of the global tensor, with `nbytes`. `from_rank` sends it from its array
+    `from_array`, where it begins at the index `from_at`; `to_rank` receives it in its array `to_array` at `to_at`. With
+    `from_destination` it is sent from the destination array of the sender, filled in an earlier `stage`. With `reduce`
+    it is one of the partial values that are combined into the box."""
 
     from_rank: int
     to_rank: int
@@ -46,7 +47,7 @@ class Reduction(NamedTuple):
 
 
 class Plan(_c.Handle):
-    """A plan from one layout to another: Plan(src, dst), or Plan("f32[8] : 2:S0 -> 4:S0").
+    """A plan from the layout `src` to the layout `dst`, or of a problem: Plan("f32[8] : 2:S0 -> 4:S0").
 
     `nodes` lists a number for the host of each rank. A replicated destination then crosses each host boundary once,
     and is copied inside of the host. `cast` permits layouts of different dtypes: elements are converted while they are
@@ -59,8 +60,7 @@ class Plan(_c.Handle):
         if dst is None:
             cast = cast or isinstance(src, str)
             src, dst = problem(src) if isinstance(src, str) else (src, src)
-        src = Layout(src) if isinstance(src, str) else src
-        dst = Layout(dst) if isinstance(dst, str) else dst
+        src, dst = Layout.of_any(src), Layout.of_any(dst)
         options = _c.PlanOptions(cast=int(cast))
         if nodes is not None:
             options.nranks, options.node_of = len(nodes), _c.ints(nodes, Int32)
@@ -107,10 +107,9 @@ class Plan(_c.Handle):
         return Plan._of(handle)
 
     def backward(self, gradient: Union[str, Layout]) -> "Plan":
-        """Returns the plan of the backward pass: from the layout of the gradient to that of the source, where
-        Partial becomes Replicate."""
-        gradient = Layout(gradient) if isinstance(gradient, str) else gradient
-        handle = Address()
+        """Returns the plan of the backward pass: from `gradient`, the layout of the gradient, to that of the source,
+        where Partial becomes Replicate."""
+        gradient, handle = Layout.of_any(gradient), Address()
         _c.lib.rsd_plan_backward(self.handle, gradient.handle, C.byref(handle))
         return Plan._of(handle)
 
@@ -122,7 +121,7 @@ class Plan(_c.Handle):
         return Reduction(_c.lib.rsd_reduce_name(reduce.value).decode(), nterms.value, divisor.value)
 
     def nbytes(self, from_rank: int, to_rank: int) -> int:
-        """Returns the bytes that a rank sends to another, or keeps if both are the same."""
+        """Returns the bytes that `from_rank` sends to `to_rank`, or keeps if both are the same."""
         found = Int64()
         _c.lib.rsd_plan_nbytes(self.handle, from_rank, to_rank, C.byref(found))
         return found.value
@@ -184,7 +183,7 @@ class Plan(_c.Handle):
         return pictures.page(self._repr_svg_(), f"<pre>{escape(self.explain())}</pre>")
 
     def run(self, src: Any, dst: Any = None, *, pool: Any = None, like: Optional[str] = None) -> Any:
-        """Moves the arrays of all ranks, which are in this process, to `dst` or to new arrays of the kind `like`; see
-        `reshard.reshard`. `pool` is a Pool or a number of threads."""
+        """Moves `src`, the arrays of all ranks, which are in this process, to `dst` or to new arrays of the kind
+        `like`; see `reshard.reshard`. `pool` is a Pool or a number of threads."""
         from .carry import run
         return run(self, src, dst, pool=pool, like=like)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import ctypes as C
 import os
-import re
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
@@ -17,7 +16,7 @@ from .checkpoint import Checkpoint, LazyTensor, open as open_checkpoint
 from .layout import Layout
 from .local import Progress, Size
 from .plan import Plan
-from .rules import Cast, Names, Rename, Rules
+from .rules import Cast, Names, Rename, Rules, searched
 from .storage import Storage
 from .transport import AnyTransport
 
@@ -36,8 +35,8 @@ def opened(source: Source, storage: Optional[Storage] = None) -> Iterator[Checkp
 
 
 class Difference(NamedTuple):
-    """A difference of a tensor. `kind` is "only_in_a", "only_in_b", "dtype", "shape" or "element". `text` describes
-    it in one line; for an element it has the index of the first one in row-major order, and both values."""
+    """A difference of the tensor `name`. `kind` is "only_in_a", "only_in_b", "dtype", "shape" or "element". `text`
+    describes it in one line; for an element it has the index of the first one in row-major order, and both values."""
 
     name: str
     kind: str
@@ -55,9 +54,10 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, only: Optio
            max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
            transport: Optional[AnyTransport] = None, timeout: float = 0.0,
            storage: Optional[Storage] = None) -> Dict[str, str]:
-    """Returns the digests of tensors, 32 hexadecimal digits each. They do not depend on layout, format and byte
-    order. They detect accidental changes, not attacks.
+    """Returns the digests of tensors of `source`, 32 hexadecimal digits each. They do not depend on layout, format and
+    byte order. They detect accidental changes, not attacks.
 
+    source      a path, or an open Checkpoint
     names       tensors. Default: all
     only        an expression: only tensors whose name contains a match
     pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
@@ -68,7 +68,7 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, only: Optio
     storage     credentials and limits of s3:// and https:// paths. Default: those of the environment"""
     with opened(source, storage) as checkpoint:
         chosen = list(checkpoint) if names is None else list(names)
-        chosen = [name for name in chosen if only is None or re.search(only, name)]
+        chosen = [name for name in chosen if only is None or searched(only, name)]
         call = _call(progress, pool, threads, max_nbytes, max_memory, transport, timeout)
         n = _c.DIGEST_NCHARS
         indices = _c.ints([checkpoint[name]._index for name in chosen])
@@ -79,7 +79,7 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, only: Optio
 
 
 def digest_array(array: Any) -> str:
-    """Returns the digest of an array in memory. The digest of a dense array on a CUDA device is computed there, after
+    """Returns the digest of an `array` in memory. The digest of a dense array on a CUDA device is computed there, after
     the work in the current stream of torch."""
     seen = memory.see(array, "the array")
     stream = memory.ordered([seen.device])
@@ -98,7 +98,7 @@ def _matches(names: Names, tensor: LazyTensor) -> bool:
     """Returns whether `only` or `exclude` of a conversion matches a tensor."""
     if callable(names):
         return bool(names(tensor))
-    return any(re.search(one, tensor.name) for one in ([names] if isinstance(names, str) else names))
+    return any(searched(one, tensor.name) for one in ([names] if isinstance(names, str) else names))
 
 
 def diff(a: Source, b: Source, *, rtol: float = 0.0, atol: float = 0.0, only: Optional[Names] = None,
@@ -107,7 +107,7 @@ def diff(a: Source, b: Source, *, rtol: float = 0.0, atol: float = 0.0, only: Op
          max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
          transport: Optional[AnyTransport] = None, timeout: float = 0.0,
          storage: Optional[Storage] = None) -> List[Difference]:
-    """Compares all tensors of two checkpoints, in any formats. Returns an empty list if all are the same.
+    """Compares all tensors of two checkpoints `a` and `b`, in any formats. Returns an empty list if all are the same.
 
     With `rtol` or `atol`, floating-point and complex elements are the same if |a - b| <= atol + rtol * |b|, also
     between dtypes. Else elements are compared bit by bit.
@@ -137,9 +137,9 @@ def verify(source: Source, *, pool: AnyPool = None, threads: Optional[int] = Non
            max_nbytes: Union[str, int] = 0, max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
            transport: Optional[AnyTransport] = None, timeout: float = 0.0,
            storage: Optional[Storage] = None) -> List[str]:
-    """Reads everything, and checks sizes, offsets, coverage and CRCs. Each finding is one line with the file, the
-    tensor and, if known, the byte. Returns an empty list if there is no damage. The keywords are those of `digest`:
-    pool, threads, max_nbytes, max_memory, progress, transport, timeout, storage."""
+    """Reads all of `source`, a path or an open Checkpoint, and checks sizes, offsets, coverage and CRCs. Each finding
+    is one line with the file, the tensor and, if known, the byte. Returns an empty list if there is no damage. The
+    keywords are those of `digest`: pool, threads, max_nbytes, max_memory, progress, transport, timeout, storage."""
     found: List[str] = []
 
     def told(_: Any, text: bytes) -> None:

@@ -57,7 +57,7 @@ class Rules(_c.Handle):
         if self._mesh is not None and not self._place:
             _c.lib.rsd_rules_set_mesh(self.handle, self._mesh.handle)
             if preset is not None:
-                _c.lib.rsd_rules_set_preset(self.handle, preset.encode())
+                _c.lib.rsd_rules_set_preset(self.handle, _c.text_bytes(preset, "preset"))
                 self._set_heads(heads, config, replicate_kv_heads)
             for pattern, places in _pairs(place, ".*"):
                 self._add(_c.RULE_PLACE, f"{pattern}={_text(places)}")
@@ -94,7 +94,7 @@ class Rules(_c.Handle):
             self._add(_c.RULE_KV_HEADS, "replicate")
 
     def _add(self, kind: int, text: str) -> None:
-        _c.lib.rsd_rules_add(self.handle, kind, text.encode())
+        _c.lib.rsd_rules_add(self.handle, kind, _c.text_bytes(text, "rule"))
 
     def check(self) -> None:
         """Raises an error with all problems of the rules for this checkpoint."""
@@ -148,7 +148,7 @@ class Rules(_c.Handle):
             return False, b"", None, None
         name = self._rename(name) if callable(self._rename) else name
         for pattern, replacement in [] if callable(self._rename) else _pairs(self._rename):
-            name = re.sub(pattern, replacement, name, count=1)
+            name = _compiled(pattern).sub(replacement, name, count=1)
         dtype = self._cast(tensor) if self._cast else None
         layout: Any = self._place(tensor) if self._place else None
         if layout is not None and not isinstance(layout, Layout):
@@ -158,8 +158,22 @@ class Rules(_c.Handle):
         return True, name.encode(), None if dtype is None else dtypes.dtype(dtype).number, layout
 
 
+def _compiled(expression: str) -> "re.Pattern[str]":
+    """Returns a regular expression, or raises an error that names it."""
+    try:
+        return re.compile(expression)
+    except re.error as error:
+        raise InvalidError(f"invalid regular expression {expression!r}: {error}") from None
+
+
+def searched(expression: str, name: str) -> bool:
+    """Returns whether a name contains a match of an expression."""
+    return _compiled(expression).search(name) is not None
+
+
 def _match(_: Any, expression: bytes, whole: int, name: bytes, matches: Any) -> None:
-    matches[0] = (re.fullmatch if whole else re.search)(expression.decode(), name.decode()) is not None
+    compiled = _compiled(expression.decode())
+    matches[0] = (compiled.fullmatch if whole else compiled.search)(name.decode()) is not None
 
 
 def _pairs(given: Any, pattern: str = "") -> Any:
@@ -168,4 +182,9 @@ def _pairs(given: Any, pattern: str = "") -> Any:
 
 
 def _text(places: Places) -> str:
-    return places if isinstance(places, str) else ",".join(map(str, places))
+    """Returns placements in the notation."""
+    if isinstance(places, str):
+        return places
+    if not isinstance(places, Sequence) or not all(isinstance(one, Placement) for one in places):
+        raise TypeError(f"placements are text such as 'S(0),R' or a list of Shard(0) and so on, not {places!r}")
+    return ",".join(map(str, places))

@@ -85,7 +85,7 @@ class _Request:
         elif layouts is not None:
             raise InvalidError("layouts require a state dict")
         else:
-            tensors, found = list(state), []
+            tensors, found = local.listed(state), []
         for name in [one.name for one in tensors] + [str(one[0]) for one in (*found, *values)]:
             states.check_name(name)
         locals_ = [one.struct(writable=False) for one in tensors]
@@ -106,8 +106,8 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nrank
          max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
          values: Sequence[Tuple[Any, ...]] = (), transport: Optional[AnyTransport] = None, timeout: float = 0.0,
          storage: Optional[Storage] = None, torch_places: bool = False) -> Report:
-    """Saves a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: a directory with
-    .metadata and __R_0.distcp for each rank R.
+    """Saves `state`, a state dict, nested or with dotted names, or a list of `Local`, as torch saves it: `path` becomes
+    a directory with .metadata and __R_0.distcp for each rank R.
 
     A tensor is whole, on rank 0, unless `layouts` has its name: then the state has the list of all its arrays in
     that layout. All that is not a tensor must be plain: None, booleans, numbers, text, lists of these.
@@ -140,7 +140,7 @@ def save(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None, nrank
 
 
 class Saving:
-    """A save in the background. `wait` must be called."""
+    """A save in the background, of a `request` that `save_start` makes. `wait` must be called."""
 
     def __init__(self, request: _Request) -> None:
         handle = Address()
@@ -172,8 +172,8 @@ def save_start(path: Pathlike, state: Any, *, layouts: Optional[Layouts] = None,
                progress: Optional[Progress] = None, values: Sequence[Tuple[Any, ...]] = (),
                transport: Optional[AnyTransport] = None, timeout: float = 0.0, storage: Optional[Storage] = None,
                torch_places: bool = False) -> Saving:
-    """The same as `save` in two parts: returns when everything is copied, and the arrays may change again. `wait` of
-    the result publishes. With a `transport`, all ranks call `wait` too.
+    """The same as `save` in two parts: returns when everything in `state` is copied, and the arrays may change again.
+    `wait` of the result publishes it at `path`. With a `transport`, all ranks call `wait` too.
 
     The keywords are those of `save`: layouts, nranks, overwrite, force, compress, to_lowest_rank, pool, threads,
     max_nbytes, max_memory, progress, values, transport, timeout, storage, torch_places."""

@@ -21,8 +21,8 @@ _STYLES = {None: 0, "path": 1, "host": 2}
 
 
 class Traffic(NamedTuple):
-    """What went over the network so far. `nrequests` counts attempts, `nretries` those that were repetitions;
-    the bytes are those of bodies."""
+    """What went over the network so far. `nrequests` counts attempts, `nretries` those that were repetitions.
+    `nbytes_received` and `nbytes_sent` are those of bodies."""
 
     nrequests: int
     nretries: int
@@ -31,7 +31,8 @@ class Traffic(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """An upload that was begun and neither finished nor removed."""
+    """An upload to `path` that was begun at the time `begun`, and neither finished nor removed. The service knows it
+    by `identifier`."""
 
     path: str
     begun: str
@@ -78,7 +79,7 @@ class Storage(_c.Handle):
             ca_file=None if ca_file is None else _c.path_bytes(ca_file), anonymous=anonymous,
             path_style=_STYLES[style], max_requests=max_requests, max_attempts=max_attempts,
             max_nbytes=local.size(max_nbytes), timeout=timeout,
-            **{name: None if text is None else text.encode() for name, text in texts.items()})
+            **{name: None if text is None else _c.text_bytes(text, name) for name, text in texts.items()})
         self._kept, self._texts = _c.Kept(), []  # type: ignore[var-annotated]
         if credentials is not None:
             options.load = self._kept.callback(_c.LoadCredentials, self._loader(credentials))
@@ -107,8 +108,8 @@ class Storage(_c.Handle):
         return Traffic(found.nrequests, found.nretries, found.nbytes_received, found.nbytes_sent)
 
     def uploads(self, path: str, *, remove: bool = False) -> List[Upload]:
-        """Uploads below s3://BUCKET/PREFIX that killed runs left. With `remove`, removes them; not those of a
-        run in progress."""
+        """Returns the uploads below `path`, s3://BUCKET/PREFIX, that killed runs left. With `remove`, removes them; not
+        those of a run in progress."""
         found: List[Upload] = []
         kept, count = _c.Kept(), _c.Int64()
 
@@ -116,8 +117,8 @@ class Storage(_c.Handle):
             found.append(Upload(*(text.decode(errors="replace") for text in texts)))
 
         with kept:
-            _c.lib.rsd_storage_uploads(self.handle, path.encode(), remove, kept.callback(_c.OnUpload, add), None,
-                                       C.byref(count))
+            _c.lib.rsd_storage_uploads(self.handle, _c.text_bytes(path, "path"), remove,
+                                       kept.callback(_c.OnUpload, add), None, C.byref(count))
         return found
 
 

@@ -36,16 +36,24 @@ class DeviceMessage(NamedTuple):
 
 
 class AnyTransport:
-    """The transport of one process: an rsd_transport, and exceptions of its methods. `rank` and `nranks` are those of
-    the layouts. It must not be used by two threads at the same time."""
+    """The transport of one process: an rsd_transport `table`, and exceptions of its methods. `rank` and `nranks` are
+    those of the layouts. It must not be used by two threads at the same time."""
 
     def __init__(self, table: Any) -> None:
         self.table, self.kept = table, _c.Kept()
         self.rank: int = table.rank
         self.nranks: int = table.nranks
 
+    @staticmethod
+    def checked(transport: Any) -> Any:
+        """Returns an argument `transport`, which is a transport or None."""
+        if transport is not None and not isinstance(transport, AnyTransport):
+            raise TypeError("transport must be a reshard.Transport, reshard.mpi.transport(comm) or "
+                            f"reshard.torch.Group(), not {type(transport).__name__}: {transport!r}")
+        return transport
+
     def gather(self, own: Any, timeout: float = 0.0) -> List[bytes]:
-        """Collective. Returns the bytes of every rank, in the order of ranks. All ranks pass the same number of
+        """Collective. Returns the bytes `own` of every rank, in the order of ranks. All ranks pass the same number of
         bytes. It is for small data. `timeout`: seconds without progress; 0: 300."""
         given = bytes(own)
         found = C.create_string_buffer(max(1, len(given) * self.nranks))
@@ -63,8 +71,9 @@ class AnyTransport:
 
 
 class Transport(AnyTransport):
-    """A transport whose functions are methods of a subclass. With `device`, the number of a CUDA device, tensors are
-    sent from memory of that device, by `exchange`. -1: of any device, and `send` and `recv` match it."""
+    """A transport whose functions are methods of a subclass, for rank `rank` of `nranks`. With `device`, the number of
+    a CUDA device, tensors are sent from memory of that device, by `exchange`. -1: of any device, and `send` and `recv`
+    match it."""
 
     def __init__(self, rank: int, nranks: int, *, device: Optional[int] = None) -> None:
         if not 0 <= rank < nranks:
@@ -83,26 +92,27 @@ class Transport(AnyTransport):
     # -- methods of a subclass --
 
     def send(self, to: int, tag: int, data: memoryview) -> Any:
-        """Starts to send `data` to a rank, and returns a request. The memory does not change until `test` returns True.
-        Messages from one rank to another with one tag arrive in order. Tags are 0 to 63."""
+        """Starts to send `data` to the rank `to` with a `tag`, and returns a request. The memory does not change until
+        `test` returns True. Messages from one rank to another with one tag arrive in order. Tags are 0 to 63."""
         raise NotImplementedError
 
     def recv(self, origin: int, tag: int, data: memoryview) -> Any:
-        """Starts to receive exactly as many bytes as `data` has from a rank and returns a request."""
+        """Starts to receive exactly as many bytes as `data` has from the rank `origin`, with a `tag`, and returns a
+        request."""
         raise NotImplementedError
 
     def exchange(self, messages: Sequence[DeviceMessage]) -> Any:
-        """Starts to send and receive messages on the device, all at once, and returns one request. The messages between
-        two ranks in one call are those in one call of the other, in the same order. Several between two ranks have
-        the same order on both."""
+        """Starts to send and receive `messages` on the device, all at once, and returns one request. The messages
+        between two ranks in one call are those in one call of the other, in the same order. Several between two ranks
+        have the same order on both."""
         raise NotImplementedError
 
     def test(self, request: Any) -> bool:
-        """Returns whether a request is done, which ends it. It is called repeatedly, and must not wait."""
+        """Returns whether a `request` is done, which ends it. It is called repeatedly, and must not wait."""
         raise NotImplementedError
 
     def cancel(self, request: Any) -> Optional[bool]:
-        """Ends a request after a failure. Returns True if its memory is no longer used. Otherwise the library never
+        """Ends a `request` after a failure. Returns True if its memory is no longer used. Otherwise the library never
         frees that memory."""
         return False
 

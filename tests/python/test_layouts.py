@@ -110,6 +110,23 @@ class Layouts(unittest.TestCase):
         with self.assertRaises(reshard.MismatchError):
             Layout.from_boxes("f32", (4,), [(0, (0,), (3,))], enumerable=True)
 
+    def test_wrong_types(self):
+        """text with a NUL and arguments of a wrong type are refused, and errors name what is wrong"""
+        for work in (lambda: Layout("f32[8] @ 2:S0\0"), lambda: Mesh("2\0"), lambda: reshard.Partial("sum\0"),
+                     lambda: reshard.problem("f32[8] : 2:S0 -> 4:S0\0"), lambda: Layout.on("f32", (8,), 2, "S0\0"),
+                     lambda: Mesh.of([2], ["a\0"])):
+            with self.assertRaisesRegex(reshard.InvalidError, "contains NUL"):
+                work()
+        for work, word in ((lambda: Layout(3), "layout must be text, not int"), (lambda: Mesh(2.5), "float"),
+                           (lambda: reshard.Plan(None), "layout must be text, not NoneType"),
+                           (lambda: Layout.on("f32", (8,), 2, [0]), "a placement is Shard"),
+                           (lambda: reshard.bind("f32[8] : 2:S0 -> 4:S0"), "bind takes a Plan"),
+                           (lambda: reshard.bind([], transport=1), "transport must be a reshard.Transport"),
+                           (lambda: reshard.Pool("two"), "integer"), (lambda: reshard.Arena("1GB"), "integer")):
+            with self.assertRaisesRegex(TypeError, word):
+                work()
+        self.assertEqual(Layout.on("f32", (8,), 2, reshard.Shard(0)), Layout("f32[8] @ 2:S0"))
+
 
 if __name__ == "__main__":
     tap.main()

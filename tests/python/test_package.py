@@ -104,6 +104,7 @@ class Package(unittest.TestCase):
                 return made.stderr.decode()
 
             self.assertIn("or set RESHARD_LIB", told())
+            self.assertRegex(told(RESHARD_LIB="/nowhere.so"), "ImportError: .*/nowhere.so.*or set RESHARD_LIB")
             header = os.path.join(folder, "reshard/include/reshard.h")
             with open(header, encoding="ascii") as file:
                 text = file.read()

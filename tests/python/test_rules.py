@@ -2,7 +2,6 @@
 import glob
 import json
 import os
-import re
 import subprocess
 import tempfile
 import unittest
@@ -227,7 +226,7 @@ class Rules(unittest.TestCase):
         for name in ("only", "exclude", "cast", "rename"):
             with self.assertRaises(ZeroDivisionError):
                 reshard.convert(self.path, self.out(), **{name: lambda _: 1 / 0})
-        with self.assertRaises(re.error):
+        with self.assertRaisesRegex(reshard.InvalidError, "regular expression '[(]'"):
             reshard.convert(self.path, self.out(), only="(")
 
     def test_names_and_dtypes(self):
@@ -316,6 +315,9 @@ class Rules(unittest.TestCase):
                 ({"place": "S0"}, reshard.InvalidError, "mesh"), ({"preset": "fsdp"}, reshard.InvalidError, "mesh"),
                 ({"mesh": "2", "preset": "tpu"}, reshard.InvalidError, "llama-tp"),
                 ({"mesh": "2", "preset": "hsdp"}, reshard.InvalidError, "two axes"),
+                ({"mesh": "2", "place": {"(": "R"}}, reshard.InvalidError, "regular expression '('"),
+                ({"rename": {"[": ""}}, reshard.MismatchError, "regular expression '['"),
+                ({"mesh": "2", "place": 3}, TypeError, "not 3"), ({"only": "a\0"}, reshard.InvalidError, "NUL"),
                 ({"only": "zzz"}, reshard.MismatchError, "no tensor"), ({"cast": "f99"}, reshard.Error, "f99"),
                 ({"rename": lambda name: "same"}, reshard.Error, "same"),
                 ({"format": "orbax"}, reshard.Error, "orbax"),

@@ -207,6 +207,10 @@ class States(unittest.TestCase):
             halves = {"w": [np.zeros((6, 8), "f2"), np.zeros((6, 8), "f2")]}
             checkpoint.load(halves, layouts={"w": "f32[12,8] @ 2:S0"}, cast=True)
             self.assertTrue((np.vstack(halves["w"]) == WHOLE).all())
+            for state in ([WHOLE], "w", 5):
+                for work in (checkpoint.load, lambda one: reshard.save(self.path + "-other", one)):
+                    with self.assertRaisesRegex(TypeError, "a state dict or a list of Local"):
+                        work(state)
             fixed = WHOLE.copy()
             fixed.flags.writeable = False
             for target, kind in (({"w": fixed}, reshard.InvalidError), ({"w": "text"}, KeyError)):

@@ -86,7 +86,7 @@ def any_spec():
         if isinstance(a, ChunkShardingSpec) and isinstance(a.dim, int) and a.dim < 0:
             a = chunks(a.dim % 2, [one.rank() for one in a.placements])  # upstream builds only these
         st = made(value, a)
-        rt.reshard(st, b)
+        rt.reshard(st, resharding_spec=b)
         check(st, value, b, (a, b))
         rt.reshard(st, a)
         check(st, value, a, (b, a))
@@ -149,7 +149,7 @@ def in_a_group():
     if dist.get_rank() in (1, 3):
         value = number((7, 5), 1)
         st, spec = made(value, chunks(0, [3, 1]), group), chunks(1, [1, 3])
-        check(rt.reshard(st, spec), value, spec)
+        check(rt.reshard(st, resharding_spec=spec, process_group=group), value, spec)
         try:
             rt.reshard(st, chunks(0, [0, 1]))
             raise AssertionError("rank 0 is not in it")

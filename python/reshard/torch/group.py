@@ -264,7 +264,8 @@ class Group(Transport):
         return True
 
     def gather(self, own: Any, timeout: float = 0.0) -> List[bytes]:
-        """Collective. As gather of every transport, but by one operation of the group, which has its own time-out."""
+        """Collective. Returns the bytes `own` of every rank, as gather of every transport, but by one operation of the
+        group. The group has its own time-out, so `timeout` has no effect."""
         mine = _tensor(memoryview(bytearray(own)))
         found = [torch.empty_like(mine) for _ in range(self.nranks)]
         self.group.allgather([found], [mine]).wait()

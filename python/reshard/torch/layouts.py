@@ -143,7 +143,8 @@ def placements_of(x: Any) -> Tuple[Any, ...]:
 
 def layout_on(dtype: Any, shape: Sequence[int], mesh: Any, found: Sequence[Any],
               numbers: Numbers = None) -> Layout:
-    """Returns the layout of `placements` on a DeviceMesh, applied left to right."""
+    """Returns the layout of a tensor with a `dtype` and a global `shape` on `mesh`, a DeviceMesh. `found` are its
+    placements, applied left to right. `numbers` maps ranks of the world to those of the layout; None: the same."""
     return Layout.on(dtype, tuple(shape), mesh_of(mesh, numbers),
                      [placement_of(one, len(shape)) for one in normalized(found, mesh, len(shape))])
 
@@ -206,8 +207,8 @@ def _merged(held: Sequence[Any]) -> List[Tuple[Any, ...]]:
 
 
 def placements(found: Layout) -> Tuple[Any, ...]:
-    """Returns the placements of DTensor for a layout of a mesh. An order of axes other than left to right becomes
-    strided shards. UnsupportedError: torch does not have the kind of placement."""
+    """Returns the placements of DTensor for `found`, a layout of a mesh. An order of axes other than left to right
+    becomes strided shards. UnsupportedError: torch does not have the kind of placement."""
     mesh = found.mesh
     made: List[Any] = []
     if mesh is None or found.placements is None:
@@ -230,7 +231,7 @@ def placements(found: Layout) -> Tuple[Any, ...]:
 
 
 def device_mesh(found: Layout, device_type: str = "cpu") -> Any:
-    """Collective in the world. Returns the DeviceMesh of a layout of a mesh."""
+    """Collective in the world. Returns the DeviceMesh of `found`, a layout of a mesh, for devices of `device_type`."""
     from torch.distributed.device_mesh import DeviceMesh
     mesh = found.mesh
     if mesh is None:
@@ -253,7 +254,8 @@ def rank_of(placement: Any) -> int:
 
 
 def layout_of_spec(spec: Any, dtype: Any, shape: Sequence[int], numbers: Numbers = None) -> Layout:
-    """Returns the layout of a ChunkShardingSpec or an EnumerableShardingSpec for a tensor."""
+    """Returns the layout of `spec`, a ChunkShardingSpec or an EnumerableShardingSpec, for a tensor with a `dtype` and a
+    global `shape`. `numbers` maps ranks of the world to those of the layout; None: the same."""
     if isinstance(spec, ChunkShardingSpec):
         if not isinstance(spec.dim, int):
             raise UnsupportedError(f"ChunkShardingSpec of the named dim {spec.dim!r} is not supported")
@@ -277,7 +279,8 @@ def layout_of_shards(shards: Sequence[Any], dtype: Any, shape: Sequence[int], nu
 
 
 def layout(what: Any, numbers: Numbers = None) -> Layout:
-    """Returns the layout of a DTensor, a ShardedTensor or its metadata. Ranks are those of the world."""
+    """Returns the layout of `what`, a DTensor, a ShardedTensor or its metadata. `numbers` maps ranks of the world to
+    those of the layout; None: the same."""
     if isinstance(what, DTensor):
         found = placements_of(what)
         stated = None
@@ -306,9 +309,9 @@ def _devices(like: Any) -> Dict[int, str]:
 
 
 def sharding_spec(found: Layout, like: Any = None) -> Any:
-    """Returns a ChunkShardingSpec if possible, else an EnumerableShardingSpec. `like` has the device of each rank:
-    a spec, a ShardedTensorMetadata, or a dict such as {0: "rank:0/cuda:0"}. Other ranks have devices such as
-    "rank:3/cpu"."""
+    """Returns the spec of the layout `found`: a ChunkShardingSpec if possible, else an EnumerableShardingSpec. `like`
+    has the device of each rank: a spec, a ShardedTensorMetadata, or a dict such as {0: "rank:0/cuda:0"}. Other ranks
+    have devices such as "rank:3/cpu"."""
     devices = _devices(like)
 
     def device(rank: int) -> str:

@@ -261,10 +261,10 @@ def _check_partials(src_mesh: Any, src_placements: Sequence[Any], mesh: Any, pla
 def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional[Sequence[Any]] = None, *,
                  async_op: bool = False, forward_dtype: Optional[torch.dtype] = None,
                  backward_dtype: Optional[torch.dtype] = None) -> Any:
-    """Collective in the ranks of both meshes. Returns `x` in another layout, as `x.redistribute` with the same
-    arguments, but between any two layouts and meshes. Differentiable, for any placements of the gradient. With
-    `async_op` the local tensor of the result is waited for at its first use, as in torch. `forward_dtype` and
-    `backward_dtype` are those of the result and of its gradient.
+    """Collective in the ranks of both meshes. Returns `x` with `placements` on `device_mesh`, by default that of `x`:
+    as `x.redistribute` with the same arguments, but between any two layouts and meshes. Differentiable, for any
+    placements of the gradient. With `async_op` the local tensor of the result is waited for at its first use, as in
+    torch. `forward_dtype` and `backward_dtype` are those of the result and of its gradient.
 
     Tensors in memory of CUDA devices are moved there, in the order of the current stream. Without `async_op` the
     call returns when all data has arrived. It also works under torch.compile, and in FakeTensor and LocalTensor modes.

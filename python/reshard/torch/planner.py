@@ -25,8 +25,9 @@ from .boxes import DTensor, is_strided, parts, read_items
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """As DefaultLoadPlanner of torch, with its keywords, for any number of stored boxes. It also works with readers
-    of torch. A part of a tensor that no file has is an error, with any reader."""
+    """As DefaultLoadPlanner of torch, for any number of stored boxes. It also works with readers of torch. A part of a
+    tensor that no file has is an error, with any reader. The keywords are torch's: flatten_state_dict,
+    flatten_sharded_tensors, and allow_partial_load, with which entries that the checkpoint lacks stay unchanged."""
 
     fills_all = True  # so a reader need not check it
 
@@ -74,8 +75,9 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 class SavePlanner(DefaultSavePlanner):
-    """As DefaultSavePlanner of torch, with its keywords. DTensors with uneven strided shards are saved as the rows
-    that they hold, in several boxes if needed."""
+    """As DefaultSavePlanner of torch. DTensors with uneven strided shards are saved as the rows that they hold, in
+    several boxes if needed. The keywords are torch's: flatten_state_dict, flatten_sharded_tensors,
+    dedup_replicated_tensors, dedup_save_to_lowest_rank, enable_plan_caching."""
 
     def create_local_plan(self) -> SavePlan:
         """Returns the items that this rank can write."""

@@ -71,7 +71,7 @@ def _device(shard: ShardMetadata) -> torch.device:
 
 
 def reshard(sharded_tensor: Any, resharding_spec: Any, process_group: Optional[Any] = None) -> Any:
-    """Collective in `process_group`, by default that of the tensor. Moves the shards of a ShardedTensor to
+    """Collective in `process_group`, by default that of the tensor. Moves the shards of `sharded_tensor` to
     `resharding_spec`, a ChunkShardingSpec or EnumerableShardingSpec, and returns the same ShardedTensor. A rank may
     have any number of shards before and after. Ranks are those of the world. Devices of the spec ("rank:0/cuda:0")
     stay unchanged. Differentiable in the local shards."""

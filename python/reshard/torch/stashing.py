@@ -323,9 +323,9 @@ class _InputReshard:
 
 def input_reshard(module: torch.nn.Module, tp_device_mesh: Any, input_reshard_dim: Optional[int] = None, *,
                   check: bool = True) -> torch.nn.Module:
-    """Keeps every tensor that autograd saves in the forward of this module in slices, one on each rank of the mesh,
-    until backward. Returns the module. Replaces torch.distributed.tensor.parallel.input_reshard. All ranks of
-    the mesh run the same forward and backward.
+    """Keeps every tensor that autograd saves in the forward of `module` in slices, one on each rank of
+    `tp_device_mesh`, until backward. Returns the module. Replaces torch.distributed.tensor.parallel.input_reshard. All
+    ranks of the mesh run the same forward and backward.
 
     `input_reshard_dim` None turns it off. Any number has the same effect: elements are divided in memory order, so
     that all ranks have the same number for any shape.

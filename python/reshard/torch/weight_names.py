@@ -105,7 +105,7 @@ def _stated(name: str, tensor: Any, given: Union[str, Layout, None], numbers: Ma
     elif given is None:
         return {"dtype": dtypes.dtype(tensor.dtype).name, "shape": list(tensor.shape)}
     else:
-        fitting = [Layout(given) if isinstance(given, str) else given]
+        fitting = [Layout.of_any(given)]
     shape, dtype = tuple(local.shape), dtypes.dtype(local.dtype).name
     kept = [one for one in fitting if [array.shape for array in one.arrays(rank)] == [shape] and one.dtype == dtype]
     if not kept:

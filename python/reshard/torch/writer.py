@@ -157,12 +157,13 @@ def write_items(path: str, items: Sequence[Any], pool: AnyPool, stream: Any, sto
 
 
 class Writer(UrlPaths, FileSystemWriter):
-    """Writes a checkpoint for dcp.save and dcp.async_save.
+    """Writes a checkpoint to `path` for dcp.save and dcp.async_save.
 
-    It has the keywords of FileSystemWriter of torch, including `_extensions`. `compress` is "zstd" or "zstd:LEVEL",
-    which needs no other package, and is equal to `_extensions=[ZStandard()]`. `pool` is a number of threads, or a
-    reshard.Pool; `thread_count` is the number of files, which are written at the same time. An older checkpoint stays readable until the new one is
-    complete. Then its files are removed.
+    It has the keywords of FileSystemWriter of torch: single_file_per_rank, sync_files, thread_count,
+    per_thread_copy_ahead, cache_staged_state_dict, overwrite, _extensions, serialization_format. `compress` is "zstd"
+    or "zstd:LEVEL", which needs no other package, and is equal to `_extensions=[ZStandard()]`. `pool` is a number of
+    threads, or a reshard.Pool; `thread_count` is the number of files, which are written at the same time. An older
+    checkpoint stays readable until the new one is complete. Then its files are removed.
 
     The path may be s3://BUCKET/PREFIX. `storage` has its credentials and limits; default: those of the environment.
     Another file system in `fs` is refused, because the library writes the files."""
