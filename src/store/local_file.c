@@ -411,16 +411,31 @@ static rsd_status check_unchanged(struct store *store, uint32_t index, int fd)
     return status;
 }
 
-static rsd_status local_read(struct store *store, uint32_t index, uint64_t offset, void *out,
-                             size_t n)
+/* Checks that the file has not changed once, behind the last run: that takes half as long as to read 4 KiB. */
+static rsd_status local_read_runs(struct store *store, uint32_t index, const struct store_run *runs,
+                                  size_t nruns)
 {
     struct local_slot *slot;
-    TRY(local_pin_slot(store, index, offset, n, &slot));
-    rsd_status status = read_all(slot->fd, offset, out, n);
+    uint64_t begin = UINT64_MAX, end = 0;
+    for (size_t i = 0; i < nruns; i++) {
+        uint64_t run_end = runs[i].offset + runs[i].n;
+        begin = runs[i].offset < begin ? runs[i].offset : begin;
+        end = run_end > end ? run_end : end;
+    }
+    TRY(local_pin_slot(store, index, begin, end - begin, &slot));
+    rsd_status status = RSD_OK;
+    for (size_t i = 0; i < nruns && !status; i++)
+        status = read_all(slot->fd, runs[i].offset, runs[i].out, runs[i].n);
     if (!status && !store->writable)
         status = check_unchanged(store, index, slot->fd);
     local_unpin_slot(store, slot);
     return status;
+}
+
+static rsd_status local_read(struct store *store, uint32_t index, uint64_t offset, void *out,
+                             size_t n)
+{
+    return local_read_runs(store, index, &(struct store_run){offset, out, n}, 1);
 }
 
 const struct store_ops local_store = {.random_write = true,
@@ -430,6 +445,7 @@ const struct store_ops local_store = {.random_write = true,
                                       .list = local_list,
                                       .stat = local_stat,
                                       .read = local_read,
+                                      .read_runs = local_read_runs,
                                       .create = local_create,
                                       .reserve = local_reserve,
                                       .write = local_write,

@@ -46,6 +46,13 @@ struct store_listing {
     size_t n, capacity;
 };
 
+/* Bytes of a file, and where they go. */
+struct store_run {
+    uint64_t offset;
+    char *out;
+    size_t n;
+};
+
 struct output_options;
 struct store_output;
 
@@ -61,6 +68,9 @@ struct store_ops {
     rsd_status (*list)(struct store *store, const char *directory, struct store_listing *out);
     rsd_status (*stat)(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
     rsd_status (*read)(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
+    /* NULL: runs are read one by one. */
+    rsd_status (*read_runs)(struct store *store, uint32_t file, const struct store_run *runs,
+                            size_t nruns);
     /* NULL: the store does not read ahead. */
     void (*prefetch)(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
     void (*start_prefetch)(struct store *store);
@@ -118,6 +128,10 @@ rsd_status store_stat(struct store *store, uint32_t file, uint64_t *nbytes, int6
 
 /* Reads n bytes, all of them. EFORMAT: the file has fewer. EIO: it changed since it was first opened. */
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
+
+/* The same for at least one run. Several short runs are read faster than by one call each. */
+rsd_status store_read_runs(struct store *store, uint32_t file, const struct store_run *runs,
+                           size_t nruns);
 
 /* For reading ahead from a remote store; others ignore them. store_prefetch announces bytes that will be read soon.
  * store_start_prefetch ends a list of announcements, and requests are sent. store_release announces that bytes will

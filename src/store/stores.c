@@ -188,6 +188,20 @@ rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void 
     return store->ops->read(store, file, offset, out, n);
 }
 
+rsd_status store_read_runs(struct store *store, uint32_t file, const struct store_run *runs,
+                           size_t nruns)
+{
+    if (budget_counts_files())
+        TRY(count_file(store, file));
+    for (size_t i = 0; i < nruns; i++)
+        budget_add_input(runs[i].n);
+    if (store->ops->read_runs)
+        return store->ops->read_runs(store, file, runs, nruns);
+    for (size_t i = 0; i < nruns; i++)
+        TRY(store->ops->read(store, file, runs[i].offset, runs[i].out, runs[i].n));
+    return RSD_OK;
+}
+
 void store_prefetch(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
 {
     if (store->ops->prefetch && n > 0)

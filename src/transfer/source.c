@@ -183,28 +183,46 @@ static rsd_status read_stream(struct source *source, uint64_t at, char *out, siz
     return source->stream_at == source->array.nbytes ? end_stream(source) : RSD_OK;
 }
 
-/* Reads n bytes of the record from `at` on, and adds them to its CRC-32. */
-static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
-                             struct io_stats *stats)
+/* Adds bytes of the record, which begin at `at`, to its CRC-32. */
+static void add_to_crc(struct source *source, uint64_t at, const char *bytes, size_t n)
 {
-    stats->nbytes_read += n;
-    if (source->array.stream)
-        return read_stream(source, at, out, n, stats);
-    if (source->array.memory) {
-        memcpy(out, source->array.memory + at, n);
-        return RSD_OK;
-    }
-    TRY(store_read(source->checkpoint->store, source->file, source->array.offset + at, out, n));
-    store_release(source->checkpoint->store, source->file, source->array.offset + at, n);
-    if (!source->checkable)
-        return RSD_OK;
     uint64_t part =
-        crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, out, n), source->array.nbytes - at - n);
+        crc_shift(CRC_ZIP, crc_update(CRC_ZIP, 0, bytes, n), source->array.nbytes - at - n);
     pthread_mutex_lock(&source->lock);
     source->crc_sum ^= part;
     source->crc_nbytes += n;
     pthread_mutex_unlock(&source->lock);
+}
+
+/* Reads runs of the record, and adds them to its CRC-32. Their offsets count from the start of the record. */
+static rsd_status read_runs(struct source *source, struct store_run *runs, size_t nruns,
+                            struct io_stats *stats)
+{
+    const struct stored_array *array = &source->array;
+    struct store *store = source->memory ? NULL : source->checkpoint->store;
+    for (size_t i = 0; i < nruns; i++) {
+        stats->nbytes_read += runs[i].n;
+        if (array->stream)
+            TRY(read_stream(source, runs[i].offset, runs[i].out, runs[i].n, stats));
+        else if (array->memory)
+            memcpy(runs[i].out, array->memory + runs[i].offset, runs[i].n);
+        runs[i].offset += array->offset;
+    }
+    if (array->stream || array->memory)
+        return RSD_OK;
+    TRY(store_read_runs(store, source->file, runs, nruns));
+    for (size_t i = 0; i < nruns; i++) {
+        store_release(store, source->file, runs[i].offset, runs[i].n);
+        if (source->checkable)
+            add_to_crc(source, runs[i].offset - array->offset, runs[i].out, runs[i].n);
+    }
     return RSD_OK;
+}
+
+static rsd_status read_bytes(struct source *source, uint64_t at, char *out, size_t n,
+                             struct io_stats *stats)
+{
+    return read_runs(source, &(struct store_run){at, out, n}, 1, stats);
 }
 
 rsd_status source_compare_crc(const struct source *source, struct io_stats *stats)
@@ -327,10 +345,19 @@ void source_prefetch(struct source *source, const int64_t *lo, const int64_t *le
 static rsd_status read_rows(struct source *source, uint64_t at, const struct loops *loops,
                             char *out, struct io_stats *stats)
 {
+    enum { MAX_RUNS = 64 }; /* so that their bytes are in the cache when the CRC-32 is computed */
+    struct store_run runs[MAX_RUNS];
     int64_t index[MAX_LOOPS] = {0}, from = (int64_t)at, to = 0;
-    do
-        TRY(read_bytes(source, (uint64_t)from, out + to, loops->run, stats));
-    while (loops_next(loops, index, &from, &to));
+    size_t n = 0;
+    bool more;
+    do {
+        runs[n++] = (struct store_run){(uint64_t)from, out + to, loops->run};
+        more = loops_next(loops, index, &from, &to);
+        if (n == MAX_RUNS || !more) {
+            TRY(read_runs(source, runs, n, stats));
+            n = 0;
+        }
+    } while (more);
     return RSD_OK;
 }
 
