@@ -497,6 +497,40 @@ static void cast_all(rsd_dtype to, rsd_dtype from, struct random *r)
     }
 }
 
+/* Converts all numbers at once, and one by one: the two ways have the same bits, of NaNs too. */
+static void cast_many(rsd_dtype to, rsd_dtype from, const void *in, int64_t n)
+{
+    size_t each_in = rsd_dtype_nbytes(from), each_out = rsd_dtype_nbytes(to);
+    static unsigned char out[4 << 20];
+    int64_t ndiffer = 0;
+    cast_elements(to, out, from, in, n);
+    for (int64_t i = 0; i < n; i++) {
+        unsigned char one[8];
+        cast_elements(to, one, from, (const char *)in + (size_t)i * each_in, 1);
+        ndiffer += memcmp(one, out + (size_t)i * each_out, each_out) != 0;
+    }
+    CHECK(ndiffer == 0, "%s to %s: %lld of %lld differ", rsd_dtype_name(from), rsd_dtype_name(to),
+          (long long)ndiffer, (long long)n);
+}
+
+/* Every f16, and f32s of every sign and exponent with bits around those that are rounded. */
+static void cast_halves(void)
+{
+    enum { NHALVES = 1 << 16, NPATTERNS = 1 << 8, NSINGLES = 512 * 4 * NPATTERNS };
+    static uint16_t halves[NHALVES];
+    static uint32_t singles[NSINGLES];
+    for (uint32_t i = 0; i < NHALVES; i++)
+        halves[i] = (uint16_t)i;
+    for (uint32_t i = 0; i < NSINGLES; i++) {
+        static const uint32_t low[4] = {0, 1, 0xfff, 0x1001};
+        uint32_t exponent = i / 4 / NPATTERNS, high = i / 4 % NPATTERNS;
+        singles[i] = exponent << 23 | (high << 15 & 0x7fe000) | (high & 1) << 13 | low[i % 4];
+    }
+    CASE("many f16 and f32 have the same bits as one by one");
+    cast_many(RSD_F32, RSD_F16, halves, NHALVES);
+    cast_many(RSD_F16, RSD_F32, singles, NSINGLES);
+}
+
 static void casts(void)
 {
     struct random r = {7};
@@ -572,5 +606,6 @@ int main(void)
     dtype_names();
     casts();
     numbers_in_locales();
+    cast_halves();
     return tap_end();
 }

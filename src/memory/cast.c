@@ -10,6 +10,13 @@
 #include <math.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define HAVE_X86 1
+#else
+#define HAVE_X86 0
+#endif
+
 /* ---- loading one element, in the widest type of its class ---- */
 
 union wide_number {
@@ -155,6 +162,47 @@ static cast_fn *const float_casts[NFLOATS][NFLOATS] = {
         {[RSD_F64] = cast_bf16_to_f64, [RSD_F32] = cast_bf16_to_f32, [RSD_F16] = cast_bf16_to_f16},
 };
 
+/* ---- f16 and f32 by instructions of the CPU, which have the same bits as result ---- */
+
+#if HAVE_X86
+
+#define CAST_VECTORS(name, in_type, out_type, vector, rest)                                        \
+    __attribute__((target("avx2,f16c"))) static void name(                                         \
+        char *dst, int64_t dst_stride, const char *src, int64_t src_stride, int64_t n)             \
+    {                                                                                              \
+        int64_t i = 0;                                                                             \
+        if (src_stride == sizeof(in_type) && dst_stride == sizeof(out_type))                       \
+            for (; i + 8 <= n; i += 8) {                                                           \
+                const char *from = src + i * src_stride;                                           \
+                char *to = dst + i * dst_stride;                                                   \
+                vector;                                                                            \
+            }                                                                                      \
+        rest(dst + i * dst_stride, dst_stride, src + i * src_stride, src_stride, n - i);           \
+    }
+
+CAST_VECTORS(cast_f16_to_f32_vectors, uint16_t, float,
+             _mm256_storeu_ps((float *)(void *)to, _mm256_cvtph_ps(_mm_loadu_si128(
+                                                       (const __m128i *)(const void *)from))),
+             cast_f16_to_f32)
+CAST_VECTORS(cast_f32_to_f16_vectors, float, uint16_t,
+             _mm_storeu_si128((__m128i *)(void *)to,
+                              _mm256_cvtps_ph(_mm256_loadu_ps((const float *)(const void *)from),
+                                              _MM_FROUND_TO_NEAREST_INT)),
+             cast_f32_to_f16)
+
+#endif
+
+/* Returns the fastest function of this CPU for floats. Every CPU with AVX2 has the conversions of f16. */
+static cast_fn *find_float_cast(rsd_dtype from, rsd_dtype to)
+{
+#if HAVE_X86
+    bool wide = from == RSD_F16 && to == RSD_F32, narrow = from == RSD_F32 && to == RSD_F16;
+    if ((wide || narrow) && __builtin_cpu_supports("avx2"))
+        return wide ? cast_f16_to_f32_vectors : cast_f32_to_f16_vectors;
+#endif
+    return float_casts[from][to];
+}
+
 /* ---- many elements ---- */
 
 struct element element_of(rsd_dtype from, rsd_dtype to)
@@ -176,7 +224,7 @@ static void cast_numbers(struct element element, char *dst, int64_t dst_stride, 
                          int64_t src_stride, int64_t n)
 {
     cast_fn *floats = element.from <= RSD_BF16 && element.to <= RSD_BF16
-                          ? float_casts[element.from][element.to]
+                          ? find_float_cast(element.from, element.to)
                           : NULL;
     if (floats) {
         floats(dst, dst_stride, src, src_stride, n);
