@@ -178,6 +178,23 @@ class DcpMended(unittest.TestCase):
             os.mkfifo(folder("x", name))
             self.refused("not a regular file", Reader(folder("x")), (4,))
 
+    def value_refused(self, words, path):
+        with self.assertRaises(dcp.CheckpointException) as raised:
+            dcp.load({"n": 0}, storage_reader=Reader(path), no_dist=True)
+        self.assertRegex(str(raised.exception), words)
+
+    def test_lengths_that_are_wrong(self):
+        """an item behind the end of its file, or one that grows out of proportion, is an error that names it"""
+        with worlds.Folder() as folder:
+            dcp.save({"n": "x" * 9_000_000}, no_dist=True,
+                     storage_writer=Writer(folder("x"), _extensions=[ZStandard()]))
+            self.value_refused(r"__0_0\.distcp: n, .*more than \d+ bytes after", folder("x"))
+            dcp.save({"n": 1}, storage_writer=Writer(folder("y")), no_dist=True)
+            for length in (1 << 20, 1 << 50, 1 << 62):
+                change_metadata(folder("y"), lambda found, length=length: [
+                    object.__setattr__(one, "length", length) for one in found.storage_data.values()])
+                self.value_refused(r"__0_0\.distcp: .*ends before byte \d+, where n does", folder("y"))
+
     def test_hostile_metadata(self):
         """torch runs what .metadata says; Reader does not"""
         for where in ("root", "inside"):

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import unittest
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -229,6 +230,22 @@ class HfStorage(unittest.TestCase):
                     reader.read_metadata()
 
 
+class Replaced(unittest.TestCase):
+    def test_other_index(self):
+        """an index that is a FIFO or has endless brackets is replaced by a save"""
+        with worlds.Folder() as folder:
+            for name in ("fifo", "deep"):
+                os.mkdir(folder(name))
+                if name == "fifo":
+                    os.mkfifo(folder(name, INDEX))
+                else:
+                    with open(folder(name, INDEX), "w") as file:
+                        file.write("[" * 200_000)
+                dcp.save({"w": truth("w", (5,))}, storage_writer=HuggingFaceStorageWriter(folder(name)), no_dist=True)
+                with open(folder(name, INDEX)) as file:
+                    self.assertEqual(list(json.load(file)["weight_map"]), ["w"])
+
+
 def save_mapped(folder, name, writer, mapping):
     dcp.save(mesh_state(SHAPES, (2,)), storage_writer=writer(folder(name), mapping, save_distributed=True,
                                                      enable_consolidation=True, thread_count_consolidation=2))
@@ -276,6 +293,34 @@ class Quantized(unittest.TestCase):
                 self.assertTrue(all(same(got[name], right[name]) for name in got))
                 parts = worlds.run(2, load_quantized, folder, dtype)
                 self.assertTrue(same(torch.cat(parts), right["l.weight"]))
+
+    def test_many_tensors(self):
+        """the metadata of quantized tensors is walked once, not once for each of them"""
+        class Counted(dict):
+            nsteps = 0
+
+            def __iter__(self):
+                for one in super().__iter__():
+                    Counted.nsteps += 1
+                    yield one
+
+            def items(self):
+                return ((one, self[one]) for one in self)
+
+        with worlds.Folder() as folder:
+            os.mkdir(folder("q"))
+            save_file({f"{i}{end}": torch.zeros(0, 2, dtype=torch.uint8) for i in range(100)
+                       for end in ("_blocks", "_scales")}, folder("q", "model.safetensors"))
+            real = HuggingFaceStorageReader.read_metadata
+
+            def counted(reader):
+                found = real(reader)
+                found.storage_data = Counted(found.storage_data)
+                return found
+            with mock.patch.object(HuggingFaceStorageReader, "read_metadata", counted):
+                found = QuantizedHuggingFaceStorageReader(folder("q")).read_metadata()
+            self.assertEqual(len(found.storage_data), 200)
+            self.assertLessEqual(Counted.nsteps, 400)
 
     def test_mxfp4(self):
         """4-bit numbers with an exponent per group, all of them and parts across groups"""

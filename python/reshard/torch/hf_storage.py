@@ -27,10 +27,10 @@ from .. import memory, states
 from ..carry import AnyPool
 from ..checkpoint import Checkpoint
 from ..converting import convert
-from ..errors import ExistsError, InvalidError, MissingError, MissingFileError, UnsupportedError
+from ..errors import ExistsError, FormatError, InvalidError, MissingError, MissingFileError, UnsupportedError
 from ..storage import Storage, is_url
 from .places import check_file_system
-from .reader import Reader
+from .reader import Reader, open_regular
 from .threads import pool_of
 from .writer import Data, Writer, bytes_struct, item_struct, write_items
 
@@ -92,9 +92,9 @@ def _listing(path: str) -> List[str]:
 def _files_of_index(path: str) -> List[str]:
     """Returns the files of an existing checkpoint that a save of whole tensors replaces."""
     try:
-        with open(os.path.join(path, INDEX), encoding="utf-8") as file:
+        with open_regular(os.path.join(path, INDEX), path) as file:
             names = set(json.load(file)["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, FormatError):
         return []
     return [name for name in names if isinstance(name, str) and _WHOLE.match(name)]
 

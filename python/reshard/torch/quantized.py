@@ -61,6 +61,9 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         found = super().read_metadata(*args, **kwargs)
         self._scale_of = _scales(list(found.state_dict_metadata))
         places: Any = found.storage_data
+        indexes: Dict[str, List[MetadataIndex]] = {}
+        for index in places:
+            indexes.setdefault(index.fqn, []).append(index)
         for name in self._scale_of:
             about: Any = found.state_dict_metadata[name]
             about.properties.dtype = self.target_dtype
@@ -71,10 +74,8 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
             *outer, groups, nbytes = about.size
             about.size = torch.Size([*outer, groups * nbytes * 2])
             start = torch.Size([0] * len(about.size))
-            place = next(place for index, place in places.items() if index.fqn == name)
-            for index in [index for index in places if index.fqn == name]:
-                del places[index]
             about.chunks = [ChunkStorageMetadata(start, about.size)]
+            place = [places.pop(index) for index in indexes[name]][0]
             places[MetadataIndex(name, start, 0)] = place
         return found
 

@@ -34,6 +34,8 @@ from .boxes import check_filled
 from .places import UrlPaths, check_file_system
 from .threads import pool_of
 
+# An item may be this many times as long after its extensions are undone, and have these bytes in any case.
+GROWTH, GROWN_NBYTES = 1024, 1 << 20
 # Tensors that cannot be read in place are read into buffers of at most this size.
 STAGED_NBYTES = 1 << 29
 _DTYPES = {getattr(torch, one.torch) for one in dtypes.DTYPES.values() if hasattr(torch, one.torch)}
@@ -299,8 +301,8 @@ class Reader(UrlPaths, FileSystemReader):
             try:
                 for one in reversed(extensions):
                     stream = one.transform_from(stream)
-                data = stream.read(-1)
-            except (ImportError, MemoryError):
+                data = _read_limited(stream, GROWN_NBYTES + GROWTH * len(data), self._where(index))
+            except (ImportError, MemoryError, LimitError):
                 raise  # the file is valid
             except Exception as error:  # every extension has its own exceptions
                 raise FormatError(f"{self._where(index)}: {error}") from error
@@ -317,9 +319,10 @@ class Reader(UrlPaths, FileSystemReader):
         if os.path.isabs(name) or any(part in ("", ".", "..") for part in name.split("/")):
             raise FormatError(f"{self.path}: {name!r} leads out of the directory")
         path = os.path.join(self.path, name)
-        with _open_regular(path, os.fspath(self.path)) as file:
-            file.seek(place.offset)
-            data = file.read(place.length)
+        with open_regular(path, os.fspath(self.path)) as file:
+            present = os.fstat(file.fileno()).st_size >= place.offset + place.length
+            file.seek(place.offset if present else 0)
+            data = file.read(place.length) if present else b""
         if len(data) != place.length:
             raise FormatError(f"{path}: the file ends before byte {place.offset + place.length}, where "
                               f"{index.fqn} does")
@@ -354,9 +357,9 @@ class Reader(UrlPaths, FileSystemReader):
             planner.commit_tensor(item, target)
 
 
-def _open_regular(path: str, folder: str) -> BinaryIO:
-    """Opens a data file. A file that is not regular could block, and a link could lead anywhere: it may lead out of the
-    directory only to a blob of the same cache of downloads."""
+def open_regular(path: str, folder: str) -> BinaryIO:
+    """Opens a file of a checkpoint. A file that is not regular could block, and a link could lead anywhere: it may lead
+    out of the directory only to a blob of the same cache of downloads."""
     real, inside = os.path.realpath(path), os.path.realpath(folder)
     cache, snapshots, _ = inside.rpartition("/snapshots/")
     blob = bool(snapshots) and os.path.dirname(real) == os.path.join(cache, "blobs")
@@ -367,6 +370,18 @@ def _open_regular(path: str, folder: str) -> BinaryIO:
         os.close(fd)
         raise FormatError(f"{path}: not a regular file")
     return os.fdopen(fd, "rb")
+
+
+def _read_limited(stream: Any, most: int, where: str) -> bytes:
+    """Returns all bytes of a stream, which has at most `most`."""
+    parts: List[bytes] = []
+    nbytes = 0
+    while part := stream.read(1 << 20):
+        parts.append(part)
+        nbytes += len(part)
+        if nbytes > most:
+            raise LimitError(f"{where}: more than {most} bytes after its extensions are undone")
+    return b"".join(parts)
 
 
 def _is_safetensors(data: bytes) -> bool:
