@@ -186,6 +186,10 @@ def megatron_files():
             gated={rank: {"linear_fc1.weight": tensor(shape=(1, 4))} for rank in range(2)},
             never_run={0: {"x": SYSTEM}}).items():
         megatron(f"megatron_{what}", ranks, dict(swiglu=TRUE))
+    grouped = {rank: {"mlp.experts.weight1": tensor()} for rank in range(2)}
+    megatron("megatron_grouped", grouped)
+    experts = {rank: {"local_experts.0.linear_fc1.weight": tensor()} for rank in range(2)}
+    megatron("megatron_experts_whole", experts, dict(num_experts=num(1), expert_tensor_parallel_size=num(1)))
     fc1 = {rank: {"linear_fc1.weight": tensor()} for rank in range(2)}
     megatron("megatron_gated_rows", fc1, dict(ffn_hidden_size=num(5)))
     megatron("megatron_gated_unknown", fc1, dict(swiglu=b"K\0" + b"0" + NONE), args=glob("a", "B") + b")\x81")

@@ -59,6 +59,19 @@ static int64_t find_number(const struct pickle_tree *tree, pickle_node args, con
     return number > 0 ? number : 0;
 }
 
+/* Refuses experts that fewer or more tensor-parallel ranks cut than other tensors. */
+static rsd_status check_expert_ranks(const struct megatron_args *args)
+{
+    if (!args->nexperts || !args->nexpert_tensor ||
+        args->nexpert_tensor == max_i64(args->ntensor, 1))
+        return RSD_OK;
+    return fail(
+        RSD_EUNSUPPORTED,
+        "experts are cut over %lld tensor-parallel ranks and other tensors over %lld; sizes "
+        "that differ are read from torch_dist only (--ckpt-format torch_dist)",
+        (long long)args->nexpert_tensor, (long long)max_i64(args->ntensor, 1));
+}
+
 /* Reads the numbers of ranks, layers and experts from the arguments that the checkpoint keeps. */
 static rsd_status read_args(struct megatron_reader *reader, const struct torch_file *file)
 {
@@ -87,7 +100,7 @@ static rsd_status read_args(struct megatron_reader *reader, const struct torch_f
         reader->args.has_gated = reader->args.has_gated || gated != PICKLE_ABSENT;
         reader->args.gated = reader->args.gated || gated == PICKLE_TRUE;
     }
-    return RSD_OK;
+    return check_expert_ranks(&reader->args);
 }
 
 /* ---- layers and experts ---- */
@@ -249,11 +262,6 @@ static rsd_status make_whole_name(struct megatron_reader *reader, struct slice *
         number >= reader->args.nexperts / reader->args.nexpert)
         return fail(RSD_EFORMAT, "%lld experts on %lld ranks do not include this one",
                     (long long)reader->args.nexperts, (long long)reader->args.nexpert);
-    if (reader->args.nexpert_tensor && reader->args.nexpert_tensor != reader->ntensor)
-        return fail(RSD_EUNSUPPORTED,
-                    "experts are cut over %lld tensor-parallel ranks and other tensors over %lld; "
-                    "sizes that differ are not supported",
-                    (long long)reader->args.nexpert_tensor, (long long)reader->ntensor);
     number += reader->file->expert * (reader->args.nexperts / reader->args.nexpert);
     return renumber_name(text, capacity, name, begin, end, number);
 }
@@ -355,6 +363,19 @@ static rsd_status join_tensor(struct megatron_reader *reader, struct slice name,
                            tensor);
 }
 
+/* Refuses the matrices of Megatron's GroupedMLP, in which a rank has those of all its experts side by side. To join
+ * them, each would have to be cut by expert. */
+static rsd_status check_grouped(const struct megatron_reader *reader, struct slice name)
+{
+    bool grouped =
+        has_suffix(name.bytes, ".experts.weight1") || has_suffix(name.bytes, ".experts.weight2");
+    if (!grouped || (reader->ntensor == 1 && reader->args.nexpert <= 1))
+        return RSD_OK;
+    return fail(RSD_EUNSUPPORTED,
+                "one matrix has all experts of a rank (GroupedMLP), which are not joined; save the "
+                "checkpoint as torch_dist (--ckpt-format torch_dist)");
+}
+
 static bool is_extra_state(struct slice name)
 {
     return has_suffix(name.bytes, "_extra_state");
@@ -373,6 +394,7 @@ static rsd_status add_megatron_tensor(struct torch_visit *visit, pickle_node c)
         return RSD_OK;
     if (!torch_view_is_tensor(&visit->file->tree, c))
         return fail(RSD_EUNSUPPORTED, "tensor is distributed; only plain ones are supported");
+    TRY(check_grouped(reader, name));
     TRY(make_whole_name(reader, &name, text, sizeof text));
     TRY(torch_file_find_tensor(visit->file, c, &view, &array));
     struct rank_tensor tensor = {.dtype = view.dtype, .ndim = view.ndim, .boxes = boxes};
