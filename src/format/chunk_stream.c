@@ -157,16 +157,17 @@ rsd_status chunk_stream_open(struct store *store, const struct extent *extent,
     struct chunk_stream *chunk = mem_new(1, sizeof *chunk);
     if (!chunk)
         return RSD_ENOMEM;
-    *chunk = (struct chunk_stream){.base = {read_chunk, end_chunk, close_chunk},
-                                   .store = store,
-                                   .memory = array->memory,
-                                   .file = extent->file,
-                                   .offset = extent->offset,
-                                   .nbytes = extent->nbytes,
-                                   .outside = 0xffffffffu,
-                                   .inside = 0xffffffffu,
-                                   .crc32c = extent->crc32c,
-                                   .all_nbytes = array->nbytes};
+    *chunk = (struct chunk_stream){
+        .base = {.read = read_chunk, .end = end_chunk, .close = close_chunk, .checks_itself = true},
+        .store = store,
+        .memory = array->memory,
+        .file = extent->file,
+        .offset = extent->offset,
+        .nbytes = extent->nbytes,
+        .outside = 0xffffffffu,
+        .inside = 0xffffffffu,
+        .crc32c = extent->crc32c,
+        .all_nbytes = array->nbytes};
     rsd_status status = RSD_OK;
     if (extent->crc32c & CRC32C_OUTSIDE) {
         if (extent->nbytes < CRC_NBYTES)

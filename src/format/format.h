@@ -270,6 +270,7 @@ struct stored_stream {
     /* Reads the CRC-32 behind the last byte of the record; *has_crc is false without one. */
     rsd_status (*end)(struct stored_stream *stream, bool *has_crc, uint32_t *crc);
     void (*close)(struct stored_stream *stream);
+    bool checks_itself; /* `end` never has a CRC-32, so nobody needs to compute one */
 };
 static inline void stored_stream_close(struct stored_stream *stream) /* accepts NULL */
 {

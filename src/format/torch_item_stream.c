@@ -214,7 +214,8 @@ rsd_status torch_item_open_stream(struct store *store, const struct extent *exte
     struct archive_stream *stream = mem_new(1, sizeof *stream);
     if (!stream)
         return RSD_ENOMEM;
-    stream->base = (struct stored_stream){read_archive, end_archive, close_archive};
+    stream->base =
+        (struct stored_stream){.read = read_archive, .end = end_archive, .close = close_archive};
     stream->range = (struct store_range){store, extent->file, extent->offset};
     rsd_status status = start_stream(stream, extent, view, array);
     if (status)

@@ -158,7 +158,7 @@ static rsd_status read_next(struct source *source, char *out, size_t n)
 {
     TRY(source->stream->read(source->stream, out, n));
     source->stream_at += n;
-    if (source->checkable)
+    if (source->checkable && !source->stream->checks_itself)
         source->stream_crc = crc_update(CRC_ZIP, source->stream_crc, out, n);
     return RSD_OK;
 }
