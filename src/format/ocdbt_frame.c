@@ -80,14 +80,6 @@ rsd_status body_skip_column(struct frame_body *body, size_t n)
 
 /* ---- frames ---- */
 
-static uint64_t read_little(const unsigned char *bytes, int n)
-{
-    uint64_t value = 0;
-    for (int i = n - 1; i >= 0; i--)
-        value = value << 8 | bytes[i];
-    return value;
-}
-
 static rsd_status read_memory(void *context, uint64_t at, void *out, size_t n)
 {
     const unsigned char *bytes = context;
@@ -125,12 +117,12 @@ rsd_status frame_open(unsigned char *frame, size_t n, uint32_t magic, struct fra
         return fail(RSD_EFORMAT, "%zu bytes are too few", n);
     uint32_t found = (uint32_t)frame[0] << 24 | (uint32_t)frame[1] << 16 | (uint32_t)frame[2] << 8 |
                      (uint32_t)frame[3];
-    uint32_t expected = (uint32_t)read_little(frame + n - 4, 4), crc = crc32c_of(frame, n - 4);
+    uint32_t expected = (uint32_t)bytes_number(frame + n - 4, 4), crc = crc32c_of(frame, n - 4);
     if (found != magic)
         return fail(RSD_EFORMAT, "magic number is %08x, expected %08x", found, magic);
-    if (read_little(frame + 4, 8) != n)
+    if (bytes_number(frame + 4, 8) != n)
         return fail(RSD_EFORMAT, "length is %llu, expected %zu",
-                    (unsigned long long)read_little(frame + 4, 8), n);
+                    (unsigned long long)bytes_number(frame + 4, 8), n);
     if (crc != expected)
         return fail(RSD_EFORMAT, "bytes are damaged: CRC-32C is %08x, expected %08x", crc,
                     expected);

@@ -219,11 +219,9 @@ static rsd_status read_element(const struct orbax_item *item, unsigned char *out
 /* Writes one element as JSON. */
 static void add_element_json(rsd_dtype dtype, const unsigned char *element, struct text *out)
 {
-    uint64_t bits = 0;
     double number;
     size_t n = rsd_dtype_nbytes(dtype), unused = n > 0 && n < 8 ? 64 - 8 * n : 0;
-    for (size_t i = n; i-- > 0;)
-        bits = bits << 8 | element[i];
+    uint64_t bits = bytes_number(element, n);
     memcpy(&number, &bits, sizeof number);
     if (dtype == RSD_BOOL)
         text_add(out, "%s", bits ? "true" : "false");

@@ -99,6 +99,13 @@ static rsd_status read_item(struct store *store, struct catalog *catalog, const 
 
 /* ---- steps ---- */
 
+/* Returns the last part of the path of a store. */
+static const char *last_name(const struct store *store)
+{
+    const char *slash = strrchr(store->path, '/');
+    return slash && slash[1] ? slash + 1 : store->path;
+}
+
 static bool ends_in_digit(const char *name)
 {
     size_t n = strlen(name);
@@ -224,9 +231,7 @@ static rsd_status read_orbax_directory(struct store *store, struct catalog *cata
 {
     struct store_listing below;
     size_t last;
-    const char *slash = strrchr(store->path, '/');
-    enum directory_kind kind =
-        find_kind(store, slash && slash[1] ? slash + 1 : store->path, listing);
+    enum directory_kind kind = find_kind(store, last_name(store), listing);
     if (kind == DIRECTORY_STEP)
         return read_step(store, catalog, listing);
     if (kind == DIRECTORY_OTHER && !find_signs(listing).processes)
@@ -258,12 +263,10 @@ static int orbax_probe(const struct store_listing *listing, const struct store_e
 
 static bool orbax_probe_below(struct store *store, const struct store_listing *listing)
 {
-    const char *slash = strrchr(store->path, '/');
     size_t last;
     if (strstr(store->path, unfinished) && find_signs(listing).step)
         return true; /* so that the error says so */
-    return find_kind(store, slash && slash[1] ? slash + 1 : store->path, listing) !=
-               DIRECTORY_OTHER ||
+    return find_kind(store, last_name(store), listing) != DIRECTORY_OTHER ||
            find_last_step(store, listing, &last) != DIRECTORY_OTHER;
 }
 
