@@ -152,7 +152,7 @@ static rsd_status check_partition_count(const struct partition_file *part)
     if (count > 0 && count < noptim)
         return fail(RSD_EUNSUPPORTED,
                     "vectors are cut over %lld ranks, and %lld ranks have files: partition groups "
-                    "(MiCS, hpZ) are not supported",
+                    "(MiCS) are not supported",
                     (long long)count, (long long)noptim);
     return RSD_OK;
 }
