@@ -160,20 +160,16 @@ void peer_vote_start(struct peer *peer, rsd_status status, const struct peer_cal
 
 rsd_status peer_vote_poll(struct peer *peer, bool *moved, bool *done)
 {
-    rsd_status status = RSD_OK;
-    *done = peer->transport.nranks == 1;
-    if (*done)
-        status = (rsd_status)peer->result.status; /* rsd_error still has its message */
-    else if (host_has_all(peer))
-        *done = host_poll(peer);
-    else
+    bool alone = peer->transport.nranks == 1;
+    *done = alone || (host_has_all(peer) && host_poll(peer));
+    if (!alone && !host_has_all(peer))
         TRY(poll_rounds(peer, moved, done));
     if (!*done)
         return RSD_OK;
     *moved = true;
     peer->voting = false;
-    if (peer->transport.nranks == 1)
-        return status ? fail(status, "%s", peer->result.message) : RSD_OK;
+    if (alone && peer->result.status) /* without the number of the rank */
+        return fail((rsd_status)peer->result.status, "%s", peer->result.message);
     return settle_vote(&peer->result);
 }
 
