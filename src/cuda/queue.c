@@ -279,18 +279,6 @@ rsd_status queue_take_ring(struct cuda_queue *queue, size_t nbytes, char **out)
     return RSD_OK;
 }
 
-/* The addresses change with every run, so they travel in the ring. */
-static rsd_status put_addresses(struct cuda_queue *queue, const void *const *arrays, size_t n,
-                                cu_address *where)
-{
-    char *at;
-    TRY(queue_take_ring(queue, padded_nbytes(n * sizeof *arrays), &at));
-    if (n)
-        memcpy(at, arrays, n * sizeof *arrays);
-    *where = (cu_address)(uintptr_t)at;
-    return RSD_OK;
-}
-
 /* Copies tables and addresses into the ring of pinned memory, and launches what they list. */
 static rsd_status run_from_ring(struct cuda_queue *queue, const struct device_ops *ops,
                                 const void *const *arrays, size_t narrays)
@@ -382,11 +370,17 @@ void cuda_program_free(struct memory_program *base)
     mem_free(program);
 }
 
+/* The addresses change with every run, so they travel in the ring. */
 static rsd_status run_program(const struct cuda_program *program, struct cuda_queue *queue,
                               const void *const *arrays)
 {
     struct launch launch = program->launch;
-    TRY(put_addresses(queue, arrays, program->narrays, &launch.arrays));
+    size_t nbytes = program->narrays * sizeof *arrays;
+    char *at;
+    TRY(queue_take_ring(queue, padded_nbytes(nbytes), &at));
+    if (nbytes)
+        memcpy(at, arrays, nbytes);
+    launch.arrays = (cu_address)(uintptr_t)at;
     return launch_all(queue, &launch);
 }
 
