@@ -8,21 +8,10 @@
 #include <assert.h>
 #include <unistd.h>
 
-const void *device_arrays_address(const struct run_arrays *arrays, int64_t number)
+/* Whether a run uses an array. */
+static bool uses_array(const struct run_arrays *arrays, int64_t number)
 {
-    return number < arrays->nsrc ? (const void *)arrays->src[number]
-                                 : arrays->dst[number - arrays->nsrc];
-}
-
-static const struct array_span *array_span_of(const struct run_arrays *arrays, int64_t number)
-{
-    return number < arrays->nsrc ? &arrays->src_spans[number]
-                                 : &arrays->dst_spans[number - arrays->nsrc];
-}
-
-bool device_arrays_uses(const struct run_arrays *arrays, int64_t number)
-{
-    const struct array_span *span = array_span_of(arrays, number);
+    const struct array_span *span = run_arrays_span(arrays, number);
     return span->used && span->nbytes > 0;
 }
 
@@ -33,8 +22,8 @@ rsd_status device_arrays_choose(const struct run_arrays *arrays, bool ordered,
     if (!memory_has_devices())
         return RSD_OK;
     for (int64_t i = 0; i < arrays->nsrc + arrays->ndst; i++) {
-        const void *address = device_arrays_address(arrays, i);
-        if (!device_arrays_uses(arrays, i) || !address)
+        const void *address = run_arrays_address(arrays, i);
+        if (!uses_array(arrays, i) || !address)
             continue;
         struct memory_place place = memory_find_place(address);
         if (!place.for_host || (ordered && place.device >= 0))
@@ -122,15 +111,15 @@ rsd_status device_arrays_prepare(struct device_arrays *there, const struct run_a
     rsd_status status = RSD_OK;
     for (int64_t i = 0; i < arrays->nsrc + arrays->ndst && !status; i++) {
         int64_t number = arrays->order[i];
-        const void *address = device_arrays_address(arrays, number);
+        const void *address = run_arrays_address(arrays, number);
         there->addresses[number] = address;
         there->places[number] = (struct memory_place){.device = -1};
-        if (!device_arrays_uses(arrays, number))
+        if (!uses_array(arrays, number))
             continue;
         there->places[number] = memory_find_place(address);
         status = enable_access(there->device, &there->places[number]);
         if (!there->places[number].for_kernels)
-            add_pages(there, address, array_span_of(arrays, number)->nbytes);
+            add_pages(there, address, run_arrays_span(arrays, number)->nbytes);
     }
     if (status)
         there->npinned = 0; /* nothing is pinned yet */

@@ -32,8 +32,4 @@ rsd_status device_arrays_prepare(struct device_arrays *there, const struct run_a
 void device_arrays_release(struct device_arrays *there);
 void device_arrays_drop(struct device_arrays *there);
 
-/* Whether a run uses the array, and its address; destinations come after sources. */
-bool device_arrays_uses(const struct run_arrays *arrays, int64_t number);
-const void *device_arrays_address(const struct run_arrays *arrays, int64_t number);
-
 #endif

@@ -24,11 +24,6 @@ struct array_export {
 
 /* ---- exporting ---- */
 
-static const struct array_span *span_of_array(const struct run_arrays *run, int64_t number)
-{
-    return number < run->nsrc ? &run->src_spans[number] : &run->dst_spans[number - run->nsrc];
-}
-
 /* Arrays that are not sent may lie elsewhere in every run. */
 static bool is_unchanged(const struct device_exports *exports, const struct device_arrays *arrays,
                          const struct run_arrays *run)
@@ -36,7 +31,7 @@ static bool is_unchanged(const struct device_exports *exports, const struct devi
     if (!exports->list)
         return false;
     for (int64_t i = 0; i < run->nsrc + run->ndst; i++)
-        if (span_of_array(run, i)->sent &&
+        if (run_arrays_span(run, i)->sent &&
             (exports->list[i].address != (uint64_t)(uintptr_t)arrays->addresses[i] ||
              exports->list[i].allocation != arrays->places[i].allocation))
             return false;
@@ -55,7 +50,7 @@ static rsd_status list_exports(struct device_exports *exports, const struct devi
     struct memory_device *device = arrays->device;
     for (int64_t i = 0; i < run->nsrc + run->ndst; i++) {
         struct array_export *one = &exports->list[i];
-        const struct array_span *span = span_of_array(run, i);
+        const struct array_span *span = run_arrays_span(run, i);
         *one = (struct array_export){.address = (uint64_t)(uintptr_t)arrays->addresses[i],
                                      .allocation = arrays->places[i].allocation,
                                      .first_piece = exports->pieces.n};
@@ -225,7 +220,7 @@ static rsd_status import_table(struct device_imports *imports, const struct host
     const struct array_export *list = (const void *)(table + sizeof header);
     const struct memory_piece *pieces = (const void *)(list + narrays);
     for (uint64_t i = 0; i < narrays; i++) {
-        const struct array_span *span = span_of_array(&host->arrays, (int64_t)i);
+        const struct array_span *span = run_arrays_span(&host->arrays, (int64_t)i);
         struct array_export one = list[i];
         imports->addresses[i] = NULL;
         if (one.npieces)

@@ -297,28 +297,23 @@ bool compile_prefers_columns(int64_t nplans, const rsd_plan *const *plans,
 
 /* ---- arrays that a run uses ---- */
 
-static void mark_box(struct exchange *x, const struct array_box *box, bool sending)
+/* Marks the array of a box, which is read or written, and perhaps sent to another rank. */
+static void mark_box(struct exchange *x, const struct array_box *box, bool read, bool sent)
 {
-    bool in_src = sending && !box->from_destination;
-    if (box->packed.nbytes > 0)
-        (in_src ? x->arrays.src_spans : x->arrays.dst_spans)[box->array].used = true;
-}
-
-static void mark_sent(struct exchange *x, const struct array_box *box)
-{
-    if (box->packed.nbytes > 0)
-        (box->from_destination ? x->arrays.dst_spans : x->arrays.src_spans)[box->array].sent = true;
+    bool in_src = read && !box->from_destination;
+    struct array_span *span = (in_src ? x->arrays.src_spans : x->arrays.dst_spans) + box->array;
+    if (box->packed.nbytes == 0)
+        return;
+    span->used = true;
+    span->sent = span->sent || sent;
 }
 
 static void mark_messages(struct exchange *x, const struct message *messages, size_t n,
                           bool sending)
 {
     for (size_t i = 0; i < n; i++)
-        for (size_t k = 0; k < messages[i].nboxes; k++) {
-            mark_box(x, &x->boxes[messages[i].first_box + k], sending);
-            if (sending)
-                mark_sent(x, &x->boxes[messages[i].first_box + k]);
-        }
+        for (size_t k = 0; k < messages[i].nboxes; k++)
+            mark_box(x, &x->boxes[messages[i].first_box + k], sending, sending);
 }
 
 /* Marks the arrays that a run reads or writes. */
@@ -326,16 +321,12 @@ static void mark_used_arrays(struct exchange *x)
 {
     mark_messages(x, x->sends, x->nsends, true);
     mark_messages(x, x->receives, x->nreceives, false);
-    for (size_t i = 0; i < x->program.ncopies; i++) {
-        const struct copy_op *op = &x->program.copies[i];
-        (op->from_destination ? x->arrays.dst_spans : x->arrays.src_spans)[op->src].used = true;
-        x->arrays.dst_spans[op->dst].used = true;
-    }
+    program_mark_arrays(&x->program, &x->arrays);
     for (size_t i = 0; i < x->ncombined; i++)
-        mark_box(x, &x->combined[i].to, false);
+        mark_box(x, &x->combined[i].to, false, false);
     for (size_t i = 0; i < x->nterms; i++)
         if (x->terms[i].peer == x->rank)
-            mark_box(x, &x->terms[i].box, true);
+            mark_box(x, &x->terms[i].box, true, false);
 }
 
 /* ---- reductions ---- */
@@ -459,13 +450,12 @@ static rsd_status add_host_term(struct rank_compiler *c, const struct host_rank 
                             c->dst_strides + to * ndim, array, to + c->dst_base, missing);
 }
 
-/* Adds the direct copies of one plan, and the terms of its sums if all of them are on this host. */
-static rsd_status compile_host_plan(struct rank_compiler *c, size_t *next_term)
+/* Adds the direct copies of one plan, and with `sums` the terms of its sums. */
+static rsd_status compile_host_plan(struct rank_compiler *c, bool sums, size_t *next_term)
 {
     struct exchange *x = c->x;
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    bool sums = terms_are_local(x);
     int64_t missing = 0;
     TRY(rsd_plan_walk(c->plan, c->rank, RSD_RECEIVES, &cursor));
     rsd_status status;
@@ -499,6 +489,7 @@ static void skip_host_plan(struct exchange *x, const rsd_plan *plan)
 
 rsd_status compile_host_copies(struct exchange *x, int64_t nplans, const rsd_plan *const *plans)
 {
+    bool sums = terms_are_local(x);
     size_t next_term = 0;
     struct rank_compiler c = {.x = x, .rank = x->rank, .src_strides = x->strides};
     for (int64_t i = 0; i < nplans; i++) {
@@ -507,7 +498,7 @@ rsd_status compile_host_copies(struct exchange *x, int64_t nplans, const rsd_pla
         rsd_layout_arrays_of(c.plan->src, c.rank, &c.first_src, &c.nsrc);
         rsd_layout_arrays_of(c.plan->dst, c.rank, &c.first_dst, &c.ndst);
         c.dst_strides = c.src_strides + c.nsrc * c.plan->src->ndim;
-        TRY(compile_host_plan(&c, &next_term));
+        TRY(compile_host_plan(&c, sums, &next_term));
         c.src_base += c.nsrc;
         c.dst_base += c.ndst;
         c.src_strides = c.dst_strides + c.ndst * c.plan->dst->ndim;

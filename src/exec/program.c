@@ -54,6 +54,20 @@ static rsd_status append_long_copy(struct program *program, struct copy_op op, s
     return append_copy(program, op, &rest);
 }
 
+void program_mark_arrays(const struct program *program, struct run_arrays *arrays)
+{
+    struct array_span *src = arrays->src_spans, *dst = arrays->dst_spans;
+    for (size_t i = 0; i < program->ncopies; i++) {
+        const struct copy_op *op = &program->copies[i];
+        (op->from_destination ? dst : src)[op->src].used = true;
+        dst[op->dst].used = true;
+    }
+    for (size_t i = 0; i < program->nterms; i++)
+        src[program->terms[i].src].used = true;
+    for (size_t i = 0; i < program->nsums; i++)
+        dst[program->sums[i].dst].used = true;
+}
+
 void program_finish(struct program *program)
 {
     for (size_t i = 0; i < program->ncopies; i++) {

@@ -60,6 +60,9 @@ rsd_status program_add_term(struct program *program, const rsd_plan *plan, const
                             const int64_t *from_strides, const int64_t *to_strides, int64_t src,
                             int64_t dst, int64_t *missing);
 
+/* Marks the arrays that the program reads or writes as used. */
+void program_mark_arrays(const struct program *program, struct run_arrays *arrays);
+
 /* Requires that all is added. Must precede the first run. */
 void program_finish(struct program *program);
 void program_drop(struct program *program);

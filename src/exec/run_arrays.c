@@ -74,20 +74,14 @@ void run_arrays_drop(struct run_arrays *arrays)
 
 /* ---- overlap ---- */
 
-static uintptr_t address_of(const struct run_arrays *arrays, int64_t number)
-{
-    return number < arrays->nsrc ? (uintptr_t)arrays->src[number]
-                                 : (uintptr_t)arrays->dst[number - arrays->nsrc];
-}
-
 /* Most runs have the same arrays as the previous run. Then this is one pass. */
 static void sort_by_address(struct run_arrays *arrays)
 {
     int64_t *order = arrays->order;
     for (int64_t i = 1; i < arrays->nsrc + arrays->ndst; i++) {
         int64_t number = order[i], at = i;
-        uintptr_t address = address_of(arrays, number);
-        for (; at > 0 && address_of(arrays, order[at - 1]) > address; at--)
+        uintptr_t address = (uintptr_t)run_arrays_address(arrays, number);
+        for (; at > 0 && (uintptr_t)run_arrays_address(arrays, order[at - 1]) > address; at--)
             order[at] = order[at - 1];
         order[at] = number;
     }
@@ -103,9 +97,8 @@ static rsd_status check_overlap(struct run_arrays *arrays)
     for (int64_t i = 0; i < arrays->nsrc + arrays->ndst; i++) {
         int64_t number = arrays->order[i];
         bool dst = number >= arrays->nsrc;
-        const struct array_span *span =
-            dst ? &arrays->dst_spans[number - arrays->nsrc] : &arrays->src_spans[number];
-        uintptr_t address = address_of(arrays, number);
+        const struct array_span *span = run_arrays_span(arrays, number);
+        uintptr_t address = (uintptr_t)run_arrays_address(arrays, number);
         if (!span->used || span->nbytes == 0)
             continue;
         if (address == start[!dst] || address < dense_end[!dst])

@@ -22,6 +22,25 @@ struct run_arrays {
     int64_t *order; /* all arrays by address; destination i has the number nsrc + i */
 };
 
+/* The span and the address of an array by its number: sources, then destinations. */
+static inline const struct array_span *run_arrays_span(const struct run_arrays *arrays,
+                                                       int64_t number)
+{
+    return number < arrays->nsrc ? &arrays->src_spans[number]
+                                 : &arrays->dst_spans[number - arrays->nsrc];
+}
+static inline const char *run_arrays_address(const struct run_arrays *arrays, int64_t number)
+{
+    return number < arrays->nsrc ? arrays->src[number] : arrays->dst[number - arrays->nsrc];
+}
+
+/* The address of the array that a copy or a box reads, which may be a destination. */
+static inline const char *run_arrays_source(const struct run_arrays *arrays, int64_t array,
+                                            bool from_destination)
+{
+    return from_destination ? arrays->dst[array] : arrays->src[array];
+}
+
 /* Add n arrays of a layout, from number `first` of the layout on. Strides are in bytes, array by array. ELIMIT: a
  * stride is negative, or an extent overflows. */
 rsd_status run_arrays_add_src(struct run_arrays *arrays, const rsd_layout *layout, int64_t first,

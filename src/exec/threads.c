@@ -132,7 +132,7 @@ static rsd_status make_units(struct threads_exec *x)
 static void run_copy(struct threads_exec *x, const struct copy_op *op, int64_t first_row,
                      int64_t nrows)
 {
-    const char *src = op->from_destination ? x->arrays.dst[op->src] : x->arrays.src[op->src];
+    const char *src = run_arrays_source(&x->arrays, op->src, op->from_destination);
     copy_block(&x->copier, x->stream, &op->block, src + op->src_offset,
                x->arrays.dst[op->dst] + op->dst_offset, first_row, nrows ? nrows : op->block.nrows);
 }
@@ -271,21 +271,6 @@ static const struct backend threads_backend = {threads_start, threads_wait, thre
 
 /* ---- binding ---- */
 
-/* Marks the arrays that a run reads or writes. */
-static void mark_arrays(struct threads_exec *x)
-{
-    struct array_span *src = x->arrays.src_spans, *dst = x->arrays.dst_spans;
-    for (size_t i = 0; i < x->program.ncopies; i++) {
-        const struct copy_op *op = &x->program.copies[i];
-        (op->from_destination ? dst : src)[op->src].used = true;
-        dst[op->dst].used = true;
-    }
-    for (size_t i = 0; i < x->program.nterms; i++)
-        src[x->program.terms[i].src].used = true;
-    for (size_t i = 0; i < x->program.nsums; i++)
-        dst[x->program.sums[i].dst].used = true;
-}
-
 /* Compiles all plans into one program. */
 static rsd_status bind_plans(struct threads_exec *x, int64_t nplans, const rsd_plan *const *plans,
                              const rsd_bind_options *options)
@@ -302,7 +287,7 @@ static rsd_status bind_plans(struct threads_exec *x, int64_t nplans, const rsd_p
     }
     TRY(run_arrays_finish(&x->arrays));
     program_finish(&x->program);
-    mark_arrays(x);
+    program_mark_arrays(&x->program, &x->arrays);
     x->stream = x->program.nbytes >= STREAM_MIN_TOTAL;
     return make_units(x);
 }
