@@ -5,7 +5,7 @@
  *     its arena, its device   copied from its array to ours: the sender only waits
  *
  * Device memory is offered first, and packed if the receiver cannot read it. The offer counts as a chunk.
- * Two buffers take turns. A channel never waits: a push does what can be done now.
+ * Two buffers take turns. A channel never waits: channel_progress does what can be done now.
  */
 #include "exchange.h"
 
@@ -52,43 +52,16 @@ void channel_move_position(const struct exchange *x, struct position *position, 
         position->at -= x->boxes[position->box++].packed.nbytes;
 }
 
-rsd_status channel_add_boxes(struct exchange *x, struct channel *channel, const char *packed,
-                             size_t n)
+rsd_status channel_copy_boxes(struct exchange *x, struct channel *channel, char *packed, size_t n)
 {
     struct position *here = &channel->here;
     while (n > 0) {
         const struct array_box *box = &x->boxes[here->box];
         size_t some = (size_t)lesser_of(box->packed.nbytes - here->at, n);
-        TRY(exchange_device_add_box(x, box, channel->sending, here->at, some, packed));
-        packed += some;
-        n -= some;
-        channel_move_position(x, here, some);
-    }
-    return RSD_OK;
-}
-
-static rsd_status copy_on_device(struct exchange *x, struct channel *channel, const char *packed,
-                                 size_t n)
-{
-    exchange_device_begin_boxes(x);
-    TRY(channel_add_boxes(x, channel, packed, n));
-    channel->copying = true;
-    return exchange_device_queue_boxes(x, &channel->mark);
-}
-
-/* Packs the next n bytes, or unpacks them. On a device that takes until chunk_is_copied. */
-static rsd_status copy_chunk(struct exchange *x, struct channel *channel, char *packed, size_t n)
-{
-    struct position *here = &channel->here;
-    if (x->on_device)
-        return copy_on_device(x, channel, packed, n);
-    while (n > 0) {
-        const struct array_box *box = &x->boxes[here->box];
-        size_t some = (size_t)lesser_of(box->packed.nbytes - here->at, n);
-        if (channel->sending)
-            array_box_pack(x, box,
-                           box->from_destination ? x->arrays.dst[box->array]
-                                                 : x->arrays.src[box->array],
+        if (x->on_device)
+            TRY(exchange_device_add_box(x, box, channel->sending, here->at, some, packed));
+        else if (channel->sending)
+            array_box_pack(x, box, run_arrays_source(&x->arrays, box->array, box->from_destination),
                            here->at, some, packed);
         else
             array_box_unpack(x, box, here->at, some, packed);
@@ -97,6 +70,17 @@ static rsd_status copy_chunk(struct exchange *x, struct channel *channel, char *
         channel_move_position(x, here, some);
     }
     return RSD_OK;
+}
+
+/* Packs the next n bytes, or unpacks them. On a device that takes until chunk_is_copied. */
+static rsd_status copy_chunk(struct exchange *x, struct channel *channel, char *packed, size_t n)
+{
+    if (!x->on_device)
+        return channel_copy_boxes(x, channel, packed, n);
+    exchange_device_begin_boxes(x);
+    TRY(channel_copy_boxes(x, channel, packed, n));
+    channel->copying = true;
+    return exchange_device_queue_boxes(x, &channel->mark);
 }
 
 /* Whether what was begun last is complete. */

@@ -58,12 +58,18 @@ static rsd_status combine_terms(struct exchange *x, const struct combined_box *b
     return RSD_OK;
 }
 
+/* Whether all boxes are combined, or a launch combines them. */
+static bool reducer_is_done(const struct exchange *x)
+{
+    return x->reducer.box == x->ncombined || x->sums_on_device;
+}
+
 /* Combines the next chunk, if all of its terms have arrived. */
 static rsd_status progress_reducer(struct exchange *x, bool *moved)
 {
     struct reducer *r = &x->reducer;
     bool all;
-    if (r->box == x->ncombined || x->sums_on_device)
+    if (reducer_is_done(x))
         return RSD_OK;
     const struct combined_box *box = &x->combined[r->box];
     uint64_t rest = box->to.packed.nbytes - r->at, most = reduce_chunk_nbytes(x);
@@ -86,23 +92,23 @@ static rsd_status progress_reducer(struct exchange *x, bool *moved)
 
 /* ---- running ---- */
 
-/* Copies what stays on this rank, before it waits for anything. */
-static rsd_status copy_own_boxes(struct exchange *x, int32_t stage)
+/* Begins the current stage. What stays on this rank is copied before it waits for anything; on a device, when it is
+ * decided how. */
+static void begin_stage(struct exchange *x)
 {
-    x->decided = false;
+    x->decided = !x->on_device;
     if (x->on_device) {
         exchange_device_begin_stage(x);
-        return RSD_OK; /* they are copied when it is decided how */
+        return;
     }
     for (size_t i = 0; i < x->program.ncopies; i++) {
         const struct copy_op *op = &x->program.copies[i];
-        if (op->stage != stage || op->peer != x->rank)
+        if (op->stage != x->stage || op->peer != x->rank)
             continue;
-        const char *from = op->from_destination ? x->arrays.dst[op->src] : x->arrays.src[op->src];
+        const char *from = run_arrays_source(&x->arrays, op->src, op->from_destination);
         copy_block(&x->copier, x->stream, &op->block, from + op->src_offset,
                    x->arrays.dst[op->dst] + op->dst_offset, 0, op->block.nrows);
     }
-    return RSD_OK;
 }
 
 /* On a device: one launch for all receives of the stage if possible, else each by itself. */
@@ -121,26 +127,22 @@ static rsd_status decide_stage(struct exchange *x, bool *moved)
 /* Progresses all channels of the current stage, and the reducer. *done is set if the stage is complete. */
 static rsd_status progress_stage(struct exchange *x, bool *moved, bool *done)
 {
-    *done = true;
-    if (x->on_device && !x->decided)
+    if (!x->decided)
         TRY(decide_stage(x, moved));
     if (x->on_device)
         TRY(exchange_device_progress(x, moved));
+    *done = x->decided;
     for (size_t i = 0; i < x->nchannels; i++) {
         struct channel *channel = &x->channels[i];
-        if (channel->message->stage != x->stage)
+        if (channel->message->stage != x->stage || !(x->decided || channel->sending))
             continue;
-        if (x->on_device && !x->decided && !channel->sending) {
-            *done = false;
-            continue;
-        }
         TRY(channel_progress(x, channel, moved));
         *done = *done && channel_is_finished(channel);
     }
-    if (x->stage == 0 && (x->decided || !x->on_device))
+    if (x->stage == 0 && x->decided) {
         TRY(progress_reducer(x, moved));
-    *done = *done && (x->stage > 0 || x->sums_on_device || x->reducer.box == x->ncombined);
-    *done = *done && (x->decided || !x->on_device);
+        *done = *done && reducer_is_done(x);
+    }
     return *done && x->on_device ? exchange_device_stage_done(x, done) : RSD_OK;
 }
 
@@ -168,7 +170,7 @@ static rsd_status progress_run(struct exchange *x, bool *moved, bool *done)
     if (++x->stage == x->nstages)
         *done = true;
     else if (x->stage >= 0)
-        return copy_own_boxes(x, x->stage);
+        begin_stage(x);
     return RSD_OK;
 }
 
@@ -252,7 +254,7 @@ static rsd_status exchange_wait(rsd_exec *exec)
             exchange_device_cancel(x);
         peer_break(x->peer);
     }
-    if (x->on_device && x->device)
+    if (x->on_device)
         exchange_device_end(x, status);
     return status;
 }
@@ -266,7 +268,7 @@ static rsd_status exchange_run(rsd_exec *exec, const void *const *src, void *con
 static const char *exchange_describe(const rsd_exec *exec)
 {
     const struct exchange *x = (const struct exchange *)exec;
-    return x->on_device && x->device ? exchange_device_note(x) : x->note;
+    return x->on_device ? exchange_device_note(x) : x->note;
 }
 
 /* Frees an exec between ranks, but memory that the transport may still use. */

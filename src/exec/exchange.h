@@ -138,8 +138,8 @@ struct exchange {
     char *buffers; /* of all channels */
     size_t buffers_nbytes;
     struct exchange_device *device; /* NULL: no run was done by a device yet */
-    bool on_device;                 /* the current run */
-    bool decided;                   /* how the receives of the current stage on a device are done */
+    bool on_device;                 /* the current run; requires `device` */
+    bool decided;                   /* how the receives of the current stage are done */
     bool sums_on_device;            /* the reductions of this run */
     bool terms_align;               /* on all ranks, each term of a box comes in the same round */
     struct reducer reducer;
@@ -306,9 +306,8 @@ bool channels_decide(struct exchange *x, int32_t stage, bool *together);
 size_t channel_next_chunk(const struct exchange *x, const struct channel *channel,
                           const struct position *position);
 void channel_move_position(const struct exchange *x, struct position *position, size_t n);
-/* On a device: adds the boxes of the next n bytes to what is packed or unpacked next. */
-rsd_status channel_add_boxes(struct exchange *x, struct channel *channel, const char *packed,
-                             size_t n);
+/* Packs the next n bytes, or unpacks them. On a device, adds them to what exchange_device_queue_boxes does. */
+rsd_status channel_copy_boxes(struct exchange *x, struct channel *channel, char *packed, size_t n);
 rsd_device_message channel_device_message(const struct channel *channel,
                                           const struct chunk_buffer *buffer);
 /* Does what can be done without waiting. */

@@ -125,7 +125,7 @@ static rsd_status pack_round(struct exchange *x, struct rounds *rounds, bool *mo
         if (channel->here.left == 0)
             continue;
         buffer->nbytes = channel_next_chunk(x, channel, &channel->here);
-        TRY(channel_add_boxes(x, channel, buffer->data, buffer->nbytes));
+        TRY(channel_copy_boxes(x, channel, buffer->data, buffer->nbytes));
         channel->end++;
     }
     TRY(exchange_device_queue_boxes(x, &rounds->groups[number % NBUFFERS].pack_mark));
@@ -216,7 +216,7 @@ static rsd_status unpack_round(struct exchange *x, struct rounds *rounds, bool *
     for (size_t i = 0; (channel = next_in_rounds(x, &i, false));) {
         const struct chunk_buffer *buffer = &channel->buffers[number % NBUFFERS];
         if (!channel->message->reduce && channel->arrived > number)
-            TRY(channel_add_boxes(x, channel, buffer->data, buffer->nbytes));
+            TRY(channel_copy_boxes(x, channel, buffer->data, buffer->nbytes));
     }
     TRY(exchange_device_queue_boxes(x, &rounds->unpack_mark));
     rounds->unpacked++;
