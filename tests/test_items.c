@@ -191,6 +191,10 @@ static void refused(void)
     bad = good;
     bad.strides = negative;
     CHECK(rsd_dcp_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);
+    static const int64_t far[2] = {INT64_MAX / 2, 1};
+    bad.strides = far;
+    CHECK(rsd_dcp_write_items(file, 1, &bad, NULL, places, NULL) == RSD_ELIMIT);
+    CHECK(strstr(rsd_error(), "of dim 0 is 2^63 bytes or more"), "%s", rsd_error());
     bad = good;
     bad.data = NULL;
     CHECK(rsd_dcp_write_items(file, 1, &bad, NULL, places, NULL) == RSD_EINVAL);

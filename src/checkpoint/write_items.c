@@ -33,6 +33,22 @@ static bool find_dense_order(int32_t ndim, const int64_t *shape, const int64_t *
     return true;
 }
 
+/* Checks that no stride is negative, and that those that count fit in bytes. */
+static rsd_status check_item_strides(const rsd_item *item)
+{
+    int64_t nbytes;
+    for (int32_t d = 0; item->strides && d < item->ndim; d++) {
+        if (item->strides[d] < 0)
+            return fail(RSD_EINVAL, "invalid stride %lld of dim %d", (long long)item->strides[d],
+                        (int)d);
+        if (item->shape[d] > 1 &&
+            !mul_i64(item->strides[d], (int64_t)rsd_dtype_nbytes(item->dtype), &nbytes))
+            return fail(RSD_ELIMIT, "stride %lld of dim %d is 2^63 bytes or more",
+                        (long long)item->strides[d], (int)d);
+    }
+    return RSD_OK;
+}
+
 /* Checks the shape, the strides and the pointer of an item. */
 static rsd_status check_item(const rsd_item *item)
 {
@@ -42,11 +58,8 @@ static rsd_status check_item(const rsd_item *item)
         TRY(layout_start(item->dtype, item->ndim, item->shape, &checked));
         nbytes = (uint64_t)checked->volume;
         rsd_layout_free(checked);
+        TRY(check_item_strides(item));
     }
-    for (int32_t d = 0; item->dtype && item->strides && d < item->ndim; d++)
-        if (item->strides[d] < 0)
-            return fail(RSD_EINVAL, "invalid stride %lld of dim %d", (long long)item->strides[d],
-                        (int)d);
     return nbytes > 0 && !item->data ? fail(RSD_EINVAL, "data is NULL") : RSD_OK;
 }
 
@@ -94,7 +107,9 @@ static rsd_status add_tensor_item(struct item_list *list, const rsd_item *item, 
     for (int32_t d = 0; d < n; d++)
         shape[d] = item->shape[dense ? order[d] : d];
     for (int32_t d = n - 1; d >= 0 && !empty; d--) {
-        memory->strides[d] = element_nbytes * (item->strides && !dense ? item->strides[d] : stride);
+        if (shape[d] > 1) /* else any stride will do */
+            memory->strides[d] =
+                element_nbytes * (item->strides && !dense ? item->strides[d] : stride);
         stride *= shape[d];
     }
     memory->memory = item->data;
