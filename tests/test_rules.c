@@ -128,6 +128,9 @@ static void place_tensors(void)
     rsd_mesh_free(mesh);
     OK(rsd_rules_check(rules, checkpoint, NULL, NULL, NULL));
     MAPS(rules, "model.norm.weight", "model.norm.weight f32 @ 4 : S(0)");
+    FAILS(RSD_EINVAL, "unknown preset", rsd_rules_set_preset(rules, "fsdp+nosuch"));
+    OK(rsd_rules_check(rules, checkpoint, NULL, NULL, NULL)); /* it is still the preset before */
+    MAPS(rules, "model.norm.weight", "model.norm.weight f32 @ 4 : S(0)");
     rsd_rules_free(rules);
     FAILS(RSD_EINVAL, "fsdp, hsdp, llama-tp, moe-tp, qwen-tp, gpt2-tp, bert-tp, replicate",
           rsd_rules_set_preset(rules = new_rules("2", NULL), "tpu"));

@@ -121,7 +121,7 @@ void model_part_drop(struct model_part *part);
 
 /* ---- rules_presets.c ---- */
 
-/* Finds NAME or fsdp+NAME. */
+/* Finds NAME or fsdp+NAME. EINVAL: there is none; the outputs stay as they are. */
 rsd_status preset_find(const char *name, const struct preset **preset, bool *with_fsdp);
 const char *preset_name(const struct preset *preset);
 

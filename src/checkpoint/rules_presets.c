@@ -118,24 +118,26 @@ static const char fsdp_prefix[] = "fsdp+";
 rsd_status preset_find(const char *name, const struct preset **preset, bool *with_fsdp)
 {
     struct text names = {0};
-    const char *words[NPRESETS], *nearest;
-    size_t n = sizeof fsdp_prefix - 1;
-    *with_fsdp = strncmp(name, fsdp_prefix, n) == 0;
+    const char *words[NPRESETS];
+    bool with = strncmp(name, fsdp_prefix, sizeof fsdp_prefix - 1) == 0;
+    const char *word = name + (with ? sizeof fsdp_prefix - 1 : 0);
     for (size_t i = 0; i < NPRESETS; i++)
-        if (strcmp(presets[i].name, name + (*with_fsdp ? n : 0)) == 0 &&
-            (!*with_fsdp || presets[i].tensor_parallel)) {
+        if (strcmp(presets[i].name, word) == 0 && (!with || presets[i].tensor_parallel)) {
             *preset = &presets[i];
+            *with_fsdp = with;
             return RSD_OK;
         }
     for (size_t i = 0; i < NPRESETS; i++) {
         words[i] = presets[i].name;
         text_add(&names, "%s%s", i ? ", " : "", words[i]);
     }
-    if (names.failed)
+    if (names.failed) {
+        text_drop(&names);
         return RSD_ENOMEM;
-    nearest = rsd_nearest_word(name + (*with_fsdp ? n : 0), NPRESETS, words);
-    if (nearest && strcmp(nearest, name + (*with_fsdp ? n : 0)) != 0)
-        error_set("unknown preset '%s'; did you mean '%s%s'?", name, *with_fsdp ? fsdp_prefix : "",
+    }
+    const char *nearest = rsd_nearest_word(word, NPRESETS, words);
+    if (nearest && strcmp(nearest, word) != 0)
+        error_set("unknown preset '%s'; did you mean '%s%s'?", name, with ? fsdp_prefix : "",
                   nearest);
     else
         error_set("unknown preset '%s'; the presets are %s; fsdp+NAME adds FSDP to one with -tp",
