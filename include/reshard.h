@@ -24,7 +24,7 @@
  *   experimental   reshard_experimental.h. It may change in any version.
  *
  * The parts of this header: 1 errors, simple calls, 2 elements, 3 layouts, 4 plans, 5 execution in one
- * process. It includes the other headers, except reshard_mpi.h.
+ * process. It includes the other headers, except reshard_mpi.h, reshard_cuda.h and reshard_experimental.h.
  *
  * Conventions
  *   - Errors: a function that can fail returns rsd_status, and RSD_OK (0) on success. Outputs are the last
@@ -120,7 +120,7 @@ typedef struct rsd_layout rsd_layout;
 /* Creates a layout from text, such as "f32[8,8] @ 4:S0". EINVAL: the message has the column of the mistake, from 1. */
 rsd_status rsd_layout_parse(const char *text, rsd_layout **layout);
 
-/* Creates both layouts of a problem, such as "f32[8,8] : 4:S0 -> 2x2:S0,S1". */
+/* Creates both layouts of a problem, such as "f32[8,8] : 4:S0 -> 2x2:S0,S1". EINVAL: as rsd_layout_parse. */
 rsd_status rsd_problem_parse(const char *text, rsd_layout **src, rsd_layout **dst);
 
 /* Frees a layout. Accepts NULL. */
@@ -140,8 +140,8 @@ typedef struct rsd_array {
 rsd_status rsd_layout_local(const rsd_layout *layout, int32_t rank, rsd_array *array);
 
 /* Moves a tensor in the calling thread. src and dst list the arrays of all ranks, in the order of
- * rsd_layout_array. Empty arrays may be NULL. Sources and destinations must not
- * overlap: EINVAL, where the library can see it without comparing every element. */
+ * rsd_layout_array. Empty arrays may be NULL. Sources and destinations must not overlap: EINVAL, where the
+ * library can see it without comparing every element. It fails as rsd_plan_new does, before anything is moved. */
 rsd_status rsd_reshard(const rsd_layout *src_layout, const rsd_layout *dst_layout,
                        const void *const *src, void *const *dst);
 
@@ -225,7 +225,7 @@ rsd_status rsd_box_overlap(const rsd_box *saved, const rsd_box *wanted, rsd_regi
 /* A mesh of ranks. Immutable. */
 typedef struct rsd_mesh rsd_mesh;
 
-/* Creates a layout from its part after the mesh, such as "S0,R" or "[tp.dp, -]". */
+/* Creates a layout from its part after the mesh, such as "S0,R" or "[tp.dp, -]". EINVAL: as rsd_layout_parse. */
 rsd_status rsd_layout_parse_on(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                                const rsd_mesh *mesh, const char *placements, rsd_layout **layout);
 
@@ -239,7 +239,7 @@ rsd_layout *rsd_layout_share(const rsd_layout *layout);
 
 /* -- meshes -- */
 
-/* Creates a mesh from text, such as "dp=2,tp=4" or "2x2 ranks=4-7", and the reverse. */
+/* Create a mesh from text, such as "dp=2,tp=4" or "2x2 ranks=4-7", and such text, for rsd_free, from a mesh. */
 rsd_status rsd_mesh_parse(const char *text, rsd_mesh **mesh);
 rsd_status rsd_mesh_print(const rsd_mesh *mesh, char **text);
 
@@ -249,7 +249,7 @@ rsd_status rsd_mesh_print(const rsd_mesh *mesh, char **text);
 rsd_status rsd_mesh_new(int32_t naxes, const int64_t *counts, const char *const *names,
                         const int32_t *ranks, rsd_mesh **mesh);
 rsd_mesh *rsd_mesh_share(const rsd_mesh *mesh); /* as rsd_layout_share */
-void rsd_mesh_free(rsd_mesh *mesh);
+void rsd_mesh_free(rsd_mesh *mesh);             /* accepts NULL */
 
 /* Return the number of axes of a mesh, the count and the name of one axis, and the number of ranks. */
 int32_t rsd_mesh_naxes(const rsd_mesh *mesh);
@@ -294,7 +294,7 @@ typedef struct rsd_placement {
     int64_t factor;          /* RSD_STRIDED: split factor. RSD_CYCLIC: block */
 } rsd_placement;
 
-/* Creates a layout from one placement per mesh axis, applied left to right. */
+/* Creates a layout from one placement per mesh axis, applied left to right. EINVAL: one does not fit the tensor. */
 rsd_status rsd_layout_new(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const rsd_mesh *mesh,
                           const rsd_placement *placements, rsd_layout **layout);
 
@@ -430,14 +430,13 @@ typedef struct rsd_plan_options {
 rsd_status rsd_plan_new(const rsd_layout *src, const rsd_layout *dst,
                         const rsd_plan_options *options, rsd_plan **plan);
 rsd_plan *rsd_plan_share(const rsd_plan *plan); /* as rsd_layout_share */
-void rsd_plan_free(rsd_plan *plan);
+void rsd_plan_free(rsd_plan *plan);             /* accepts NULL */
 
 /* Return the layouts of a plan, valid as long as the plan. */
 const rsd_layout *rsd_plan_src(const rsd_plan *plan);
 const rsd_layout *rsd_plan_dst(const rsd_plan *plan);
 
-/* Creates the plan from the destination to the source. EINVAL: the plan reduces values. EMISMATCH: the destination does
- * not hold everything. */
+/* Creates the plan from the destination to the source. EINVAL: the plan reduces. EMISMATCH: the destination lacks data. */
 rsd_status rsd_plan_inverse(const rsd_plan *plan, rsd_plan **inverse);
 
 /* Creates the plan of the backward pass: from the layout of the gradient to that of the plan's source, with
@@ -455,7 +454,7 @@ void rsd_plan_digest(const rsd_plan *plan, char digest[RSD_DIGEST_NCHARS]);
 void rsd_plan_reduction(const rsd_plan *plan, rsd_reduce *reduce, int64_t *nterms,
                         int64_t *divisor);
 
-/* Returns the bytes that rank `from` sends to rank `to` in all stages, or keeps if both are the same. */
+/* Returns the bytes that rank `from` sends to rank `to` in all stages, or keeps if both are the same; 0: none. */
 rsd_status rsd_plan_nbytes(const rsd_plan *plan, int32_t from, int32_t to, int64_t *nbytes);
 
 /* Totals of all ranks. */
@@ -484,7 +483,7 @@ typedef struct rsd_rank_totals {
     int64_t nbytes_src, nbytes_dst; /* of its arrays; their sum is its peak memory */
 } rsd_rank_totals;
 
-/* Returns the totals of one rank. */
+/* Returns the totals of one rank, which are 0 for a rank without arrays. EINVAL: the rank is negative. */
 rsd_status rsd_plan_rank_totals(const rsd_plan *plan, int32_t rank, rsd_rank_totals *totals);
 
 /* One piece of a plan. Only the first box.ndim entries of lists are used. */
@@ -522,9 +521,9 @@ enum { RSD_EVERY_RANK = -1 };
  * fixed order, in which with RSD_RECEIVES those of one receiver are consecutive. */
 rsd_status rsd_plan_walk(const rsd_plan *plan, int32_t rank, rsd_side side, rsd_cursor **cursor);
 
-/* Returns the next piece, valid until the next call, or NULL after the last. */
+/* Returns the next piece, valid until the next call, or NULL after the last. A cursor that failed can only be freed. */
 rsd_status rsd_cursor_next(rsd_cursor *cursor, const rsd_piece **piece);
-void rsd_cursor_free(rsd_cursor *cursor);
+void rsd_cursor_free(rsd_cursor *cursor); /* accepts NULL */
 
 enum {
     RSD_EXPLAIN_JSON = 1,  /* JSON instead of text */
@@ -550,11 +549,13 @@ rsd_status rsd_plan_explain(const rsd_plan *plan, int32_t flags, char **text);
  * calling thread. A pool may be freed before the execs that use it. After a fork, the child process has no
  * threads of the pool, and its calls run in the calling thread. Shared. */
 typedef struct rsd_pool rsd_pool;
+/* Creates a pool and starts its threads. EINVAL: nthreads is not 1 to 4096. ENOMEM: a thread cannot be started. */
 rsd_status rsd_pool_new(int32_t nthreads, rsd_pool **pool);
-void rsd_pool_free(rsd_pool *pool);
+void rsd_pool_free(rsd_pool *pool); /* accepts NULL */
 
 /* A plan that is bound to threads or processes. A run allocates no memory. One thread, one run at a time. */
 typedef struct rsd_exec rsd_exec;
+/* Binds a plan to the threads of a pool, for dense row-major arrays of all ranks. */
 rsd_status rsd_bind_threads(const rsd_plan *plan, rsd_pool *pool, rsd_exec **exec);
 
 /* The strides of the arrays of one plan, in elements: for each array of a run, in the same order, one per
@@ -572,9 +573,10 @@ typedef struct rsd_bind_options {
  * have the same address, or strides are combined with column_major. */
 rsd_status rsd_bind_threads_many(int64_t nplans, const rsd_plan *const *plans,
                                  const rsd_bind_options *options, rsd_pool *pool, rsd_exec **exec);
-void rsd_exec_free(rsd_exec *exec); /* waits for a run in progress */
+void rsd_exec_free(rsd_exec *exec); /* accepts NULL; waits for a run in progress */
 
-/* Runs the plan and returns when all data has arrived. The four calls that follow are since 0.2. */
+/* Runs the plan and returns when all data has arrived. src and dst are lists as those of rsd_reshard. EINVAL before
+ * anything moves: an array is NULL and not empty, or overlaps. This call and the three that follow are since 0.2. */
 rsd_status rsd_exec_run(rsd_exec *exec, const void *const *src, void *const *dst);
 
 /* The same in two calls, with other work of the caller in between. rsd_exec_start copies the lists of

@@ -32,6 +32,7 @@ struct rsd_storage;   /* reshard_storage.h: credentials and limits for URLs */
  *     Orbax                                 a directory with _METADATA or manifest.ocdbt; a step of a
  *                                           CheckpointManager, or its directory, of which the last step
  *     what ranks save with FSDP             a directory with model_world_size_N_rank_R.pt of every rank R
+ *     DeepSpeed, Megatron                   the directory that the trainer writes, or that of one step
  *
  * The library never runs or builds what a file contains: it reads a pickle as data. Opening reads names,
  * shapes and offsets; bytes of tensors are read by the calls below. Names in a file cannot lead out of its
@@ -56,7 +57,7 @@ typedef enum rsd_format {
 const char *rsd_format_name(rsd_format format);
 
 typedef struct rsd_open_options {
-    size_t struct_nbytes; /* sizeof(rsd_open_options) */
+    size_t struct_nbytes; /* use RSD_INIT */
     rsd_format format;    /* 0: detect it */
     /* The one metadata file of a DCP directory to read, such as __3.metadata. NULL: .metadata, or all of
      * __0.metadata, __1.metadata, ... */
@@ -103,7 +104,7 @@ rsd_format rsd_checkpoint_format(const rsd_checkpoint *checkpoint);
 
 /* A tensor of a checkpoint. Since 0.2. */
 typedef struct rsd_tensor_info {
-    size_t struct_nbytes; /* sizeof(rsd_tensor_info), set by the caller */
+    size_t struct_nbytes; /* use RSD_INIT */
     const char *name;     /* valid until the checkpoint is closed */
     rsd_dtype dtype;
     int32_t ndim;
@@ -113,15 +114,18 @@ typedef struct rsd_tensor_info {
     const char *path; /* in a nested state dict, as a JSON list; NULL: not known */
 } rsd_tensor_info;
 
-/* Return the number of tensors, and fill in a description of one. They are numbered in the order of the file. */
+/* Return the number of tensors, and fill in a description of one. They are numbered in the order of the file. EINVAL:
+ * the index is invalid. */
 int64_t rsd_checkpoint_ntensors(const rsd_checkpoint *checkpoint);
 rsd_status rsd_checkpoint_tensor(const rsd_checkpoint *checkpoint, int64_t index,
                                  rsd_tensor_info *tensor);
 
-/* Finds the number of a tensor by its name. EMISMATCH: there is none; the message names a similar one. */
+/* Finds the number of a tensor by its name. EMISMATCH: there is none; the message names a similar one. EUNSUPPORTED:
+ * the checkpoint has it, but it cannot be read. */
 rsd_status rsd_checkpoint_find(const rsd_checkpoint *checkpoint, const char *name, int64_t *index);
 
-/* Creates the layout of a tensor in the files: explicit boxes, whose rank is the number of the file. */
+/* Creates the layout of a tensor in the files: explicit boxes, whose rank is the number of the file. EINVAL: the index
+ * is invalid. */
 rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index,
                                  rsd_layout **layout);
 
@@ -129,13 +133,13 @@ rsd_status rsd_checkpoint_layout(const rsd_checkpoint *checkpoint, int64_t index
 int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index);
 
-/* What a user should know of a checkpoint and cannot see in its tensors and values, such as files that were
- * not read. Returns NULL behind the last note. */
+/* Returns a note: what a user should know of a checkpoint and cannot see in its tensors and values, such as files
+ * that were not read. Returns NULL if the index is invalid: notes are numbered from 0. */
 const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index);
 
 /* One stored box of a tensor. Since 0.2. */
 typedef struct rsd_extent {
-    size_t struct_nbytes; /* sizeof(rsd_extent), set by the caller */
+    size_t struct_nbytes; /* use RSD_INIT */
     rsd_box box;
     int64_t file;            /* -1: no file is known to hold the bytes */
     uint64_t offset, nbytes; /* of the item in the file, with what is around the bytes */
@@ -143,22 +147,23 @@ typedef struct rsd_extent {
     const char *transforms;
 } rsd_extent;
 
-/* Returns one of the nboxes stored boxes of a tensor. */
+/* Returns one of the nboxes stored boxes of a tensor. EINVAL: a number is invalid. */
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
                               rsd_extent *extent);
 
 /* Values are all that is not a tensor: step counts, learning rates, names. *json is the value as JSON if
  * it is plain (numbers, text, bytes, and lists and dicts of them), else NULL. Free it with rsd_free. A
- * value's path is like that of rsd_tensor_info. Names and paths are NULL if the index is invalid. */
+ * value's path is like that of rsd_tensor_info. Names and paths are NULL if the index is invalid; then
+ * rsd_checkpoint_value returns EINVAL. EUNSUPPORTED: a tensor that cannot be read, listed as a value. */
 int64_t rsd_checkpoint_nvalues(const rsd_checkpoint *checkpoint);
 const char *rsd_checkpoint_value_name(const rsd_checkpoint *checkpoint, int64_t index);
 const char *rsd_checkpoint_value_path(const rsd_checkpoint *checkpoint, int64_t index);
 rsd_status rsd_checkpoint_value(rsd_checkpoint *checkpoint, int64_t index, char **json);
 
-/* The id that torch assigned to the save; NULL: none. Valid as long as the checkpoint. */
+/* Returns the id that torch assigned to the save; NULL: none. Valid as long as the checkpoint. */
 const char *rsd_checkpoint_save_id(const rsd_checkpoint *checkpoint);
 
-/* Where the item of a value is; its box has no dims. */
+/* Returns where the item of a value is; its box has no dims. EINVAL: the index is invalid. */
 rsd_status rsd_checkpoint_value_extent(const rsd_checkpoint *checkpoint, int64_t index,
                                        rsd_extent *extent);
 
@@ -181,7 +186,7 @@ typedef int rsd_on_progress(void *context, const rsd_progress *progress);
 /* How a call reads and writes: its threads, memory, progress and ranks. Where it is an argument, NULL stands
  * for the defaults. Since 0.2. */
 typedef struct rsd_io {
-    size_t struct_nbytes; /* sizeof(rsd_io) */
+    size_t struct_nbytes; /* use RSD_INIT */
     rsd_pool *pool;       /* NULL: the calling thread alone */
     int64_t max_nbytes;   /* limit of the buffers of this process; 0: 256 MB */
     rsd_on_progress *on_progress;
@@ -195,7 +200,7 @@ typedef struct rsd_io {
 
 /* What a call did. Where it is an argument, NULL means that nobody needs it. */
 typedef struct rsd_report {
-    size_t struct_nbytes;         /* sizeof(rsd_report), set by the caller */
+    size_t struct_nbytes;         /* use RSD_INIT */
     int64_t ntensors;             /* that were read or written */
     int64_t nbytes_needed;        /* of tensors, in what was read */
     int64_t nbytes_read;          /* from files, for them */
@@ -218,13 +223,14 @@ typedef struct rsd_report {
 /* Reads a box of one tensor (NULL: all of it) into a dense row-major array, in the calling thread. dtype
  * is that of the array: 0 means as stored, and elements of another dtype are converted. EINVAL: nbytes
  * is not the size of the array, or the box is not inside the tensor. EMISMATCH: no such tensor, or no
- * file has some element. EUNSUPPORTED: the elements cannot be converted. Since 0.2. */
+ * file has some element. EUNSUPPORTED: the elements cannot be converted. EFORMAT: the CRC-32 is wrong. On
+ * failure the contents of the array are unspecified. Since 0.2. */
 rsd_status rsd_read(rsd_checkpoint *checkpoint, const char *name, const rsd_box *box,
                     rsd_dtype dtype, void *out, size_t nbytes);
 
 /* A tensor in the caller's memory: the arrays of one rank, or of every rank. Since 0.2. */
 typedef struct rsd_tensor {
-    size_t struct_nbytes;     /* sizeof(rsd_tensor) */
+    size_t struct_nbytes;     /* use RSD_INIT */
     const char *name;         /* in the checkpoint */
     const rsd_layout *layout; /* for loading, explicit boxes need not cover the tensor */
     int32_t rank;             /* or RSD_EVERY_RANK */
@@ -235,7 +241,7 @@ typedef struct rsd_tensor {
 } rsd_tensor;
 
 typedef struct rsd_load_options {
-    size_t struct_nbytes;  /* sizeof(rsd_load_options) */
+    size_t struct_nbytes;  /* use RSD_INIT */
     int32_t allow_missing; /* 1: skip tensors that are not in the checkpoint */
     int32_t allow_cast;    /* 1: convert elements of another dtype */
     const rsd_io *io;
@@ -243,7 +249,8 @@ typedef struct rsd_load_options {
 
 /* Loads tensors, or shards of them, into arrays of the caller. Only the bytes that are needed are read. options and
  * report may be NULL. Several structs may be of one tensor. The structs lie struct_nbytes apart. EMISMATCH before
- * anything is read: a missing tensor, another shape or dtype, or an element that no file has. */
+ * anything is read: a missing tensor, another shape or dtype, or an element that no file has. EFORMAT: a file is
+ * damaged. After EFORMAT and other failures while files are read, the contents of the arrays are unspecified. */
 rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t ntensors, const rsd_tensor *tensors,
                     const rsd_load_options *options, rsd_report *report);
 
@@ -255,13 +262,13 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t ntensors, const rsd_tens
  * over the ranks that hold them.
  */
 typedef struct rsd_value {
-    size_t struct_nbytes; /* sizeof(rsd_value) */
+    size_t struct_nbytes; /* use RSD_INIT */
     const char *name, *json;
     const char *path; /* like that of rsd_tensor */
 } rsd_value;
 
 typedef struct rsd_save_options {
-    size_t struct_nbytes;   /* sizeof(rsd_save_options) */
+    size_t struct_nbytes;   /* use RSD_INIT */
     int64_t nranks;         /* to write files for; 0: as many as the layouts name */
     int32_t overwrite;      /* 1: replace a checkpoint; other files in its directory stay */
     int32_t to_lowest_rank; /* 1: the lowest rank that holds a replica writes it */
@@ -273,16 +280,18 @@ typedef struct rsd_save_options {
 } rsd_save_options;
 
 /* Saves a DCP checkpoint. EMISMATCH: no array has some element. EINVAL: a Partial layout, whose values
- * are not known yet. EEXIST: the path exists. options and report may be NULL. */
+ * are not known yet. EEXIST: the path exists. After a failure, what was at the path is still there, and nothing
+ * else is left. options and report may be NULL. */
 rsd_status rsd_save(const char *path, int64_t ntensors, const rsd_tensor *tensors,
                     const rsd_save_options *options, rsd_report *report);
 
 /* A save in progress, which a thread of its own writes. One thread. Since 0.2. */
 typedef struct rsd_async_save rsd_async_save;
 
-/* A save in two parts. rsd_save_start returns when everything is copied: the arrays may then change.
- * rsd_save_wait waits until the files are written, publishes them at the path, and frees the save, also if it
- * fails. The transport must not be freed before. */
+/* A save in two parts. rsd_save_start returns when everything is copied: the arrays may then change. It fails as
+ * rsd_save does, and then there is no save to wait for. rsd_save_wait waits until the files are written, publishes
+ * them at the path, and frees the save, also if it fails. Every save that was started needs this call. The
+ * transport must not be freed before. */
 rsd_status rsd_save_start(const char *path, int64_t ntensors, const rsd_tensor *tensors,
                           const rsd_save_options *options, rsd_async_save **save);
 rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
@@ -294,8 +303,8 @@ rsd_status rsd_save_wait(rsd_async_save *save, rsd_report *report);
  * of a mesh, with the placements of torch. A conversion that was stopped (by a full disk, by a signal) can be resumed.
  */
 
-/* What becomes of a tensor. Before the call: keep is 1, name and dtype are the tensor's own, layout is NULL.
- * Since 0.2. */
+/* What becomes of a tensor. The library sets keep to 1, name and dtype to the tensor's own, and layout to NULL; the
+ * function changes what it wants. Since 0.2. */
 typedef struct rsd_tensor_target {
     size_t struct_nbytes;
     int32_t keep;       /* 0: leave it out */
@@ -304,7 +313,8 @@ typedef struct rsd_tensor_target {
     rsd_layout *layout; /* now owned by the library; its dtype is ignored. NULL: whole, on rank 0 */
 } rsd_tensor_target;
 
-/* Any status but RSD_OK ends the conversion with that status and the message of rsd_error. Since 0.2. */
+/* Decides what becomes of a tensor. Any status but RSD_OK ends the call that asks, with that status and the message
+ * of rsd_error. Since 0.2. */
 typedef rsd_status rsd_map_tensor(void *context, const rsd_tensor_info *tensor,
                                   rsd_tensor_target *target);
 
@@ -316,12 +326,13 @@ typedef enum rsd_reflink {
     RSD_REFLINK_NEVER = 2
 } rsd_reflink;
 
-/* Checks an output before it is put at its path. Collective, if the conversion is. A status other than RSD_OK
- * ends the conversion, and nothing is put at the path. */
+/* Checks an output before it is put at its path; in object storage, when it is there, and a bad output is removed.
+ * Collective, if the conversion is: all ranks pass one, or none. A status other than RSD_OK ends the conversion,
+ * and nothing is put at the path. */
 typedef rsd_status rsd_check_output(void *context, rsd_checkpoint *output);
 
 typedef struct rsd_convert_options {
-    size_t struct_nbytes;     /* sizeof(rsd_convert_options) */
+    size_t struct_nbytes;     /* use RSD_INIT */
     rsd_format format;        /* 0: safetensors. DEEPSPEED, MEGATRON and ORBAX cannot be written */
     int64_t max_shard_nbytes; /* whole tensors: limit of a file; 0: all in one file */
     int64_t nranks;           /* DCP: to write files for; 0: as many as the layouts name */
@@ -362,7 +373,8 @@ rsd_status rsd_convert(rsd_checkpoint *in, const char *out, const rsd_convert_op
  */
 
 /* Computes digests of stored tensors: digests[i] is that of tensors[i]. If tensors is NULL: of all, in the order of the
- * checkpoint. */
+ * checkpoint. EINVAL: a number is not that of a tensor. EFORMAT: a file is damaged. EMISMATCH: no file has some
+ * element. */
 rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_t *tensors,
                       const rsd_io *io, char (*digests)[RSD_DIGEST_NCHARS], rsd_report *report);
 
@@ -372,7 +384,8 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
 rsd_status rsd_digest_tensors(int64_t ntensors, const rsd_tensor *tensors, const rsd_io *io,
                               char (*digests)[RSD_DIGEST_NCHARS]);
 
-/* Computes the digest of a dense row-major array in memory, of the host or of a CUDA device. */
+/* Computes the digest of a dense row-major array in memory, of the host or of a CUDA device. EINVAL: an invalid dtype
+ * or shape. */
 rsd_status rsd_digest_array(rsd_dtype dtype, int32_t ndim, const int64_t *shape, const void *array,
                             char digest[RSD_DIGEST_NCHARS]);
 
@@ -392,7 +405,7 @@ typedef rsd_status rsd_on_difference(void *context, const char *name, rsd_differ
 
 /* How rsd_diff compares. Since 0.2. */
 typedef struct rsd_diff_options {
-    size_t struct_nbytes; /* sizeof(rsd_diff_options) */
+    size_t struct_nbytes; /* use RSD_INIT */
     /* Floating-point and complex elements are equal if |a - b| <= atol + rtol * |b|, also between dtypes, and
      * if they have the same bits. Other elements, and all if both are 0, are compared bit by bit. */
     double rtol, atol;
@@ -404,15 +417,19 @@ typedef struct rsd_diff_options {
     const rsd_io *io;
 } rsd_diff_options;
 
-/* Compares all tensors. *ndiffer is the number of tensors that differ. options, on_difference and report may be
- * NULL. */
+/* Compares all tensors. *ndiffer is the number of tensors that differ: a difference is not a failure. Any status but
+ * RSD_OK of on_difference ends the call with it. options, on_difference and report may be NULL. EFORMAT: a file is
+ * damaged. EINVAL: a negative tolerance. */
 rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_diff_options *options,
                     rsd_on_difference *on_difference, void *context, int64_t *ndiffer,
                     rsd_report *report);
 
-/* Reads everything, and checks sizes, offsets, coverage and CRCs. Each finding is one line that names
- * the file, the tensor and, where it is known, the byte. */
+/* Called for each finding: one line that names the file, the tensor and, where it is known, the byte. Any status but
+ * RSD_OK ends the call with it. */
 typedef rsd_status rsd_on_finding(void *context, const char *text);
+
+/* Reads everything, and checks sizes, offsets, coverage and CRCs. *nfindings is the number of findings: damage is not
+ * a failure of the call. on_finding and report may be NULL. */
 rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_io *io, rsd_on_finding *on_finding,
                       void *context, int64_t *nfindings, rsd_report *report);
 
@@ -470,7 +487,7 @@ typedef rsd_status rsd_match_name(void *context, const char *expression, int32_t
 /* decide is called for each tensor that the rules keep, after they have set its name and dtype and before
  * they set its layout. It may change all of them; a layout that it sets is final. */
 typedef struct rsd_rules_options {
-    size_t struct_nbytes;   /* sizeof(rsd_rules_options) */
+    size_t struct_nbytes;   /* use RSD_INIT */
     rsd_match_name *match;  /* matches the expressions; NULL: they are POSIX extended */
     rsd_map_tensor *decide; /* NULL: the rules decide alone */
     void *context;          /* of match and decide */
@@ -484,12 +501,14 @@ void rsd_rules_free(rsd_rules *rules); /* accepts NULL */
 rsd_status rsd_rules_set_mesh(rsd_rules *rules, const rsd_mesh *mesh);
 
 /* Adds built-in placement rules, tried after all others: fsdp, hsdp, llama-tp, moe-tp, qwen-tp, gpt2-tp, bert-tp or
- * replicate. fsdp+llama-tp and so on also shard over the axes that are not for tensors. */
+ * replicate. fsdp+llama-tp and so on also shard over the axes that are not for tensors. A later call replaces an
+ * earlier one. EINVAL: no such preset; the message names a similar one. */
 rsd_status rsd_rules_set_preset(rsd_rules *rules, const char *name);
 
 /* The text of a rule. An expression of PLACE and CAST must match the whole name in the checkpoint; one of
  * ONLY, EXCLUDE and RENAME may match any part of it. Of several PLACE or CAST rules the first that matches
- * applies. A later DEFAULT or DTYPE replaces an earlier one. The expression of RENAME is always POSIX. */
+ * applies. A later DEFAULT, or CAST without an expression, replaces an earlier one. The expression of RENAME is
+ * always POSIX. */
 typedef enum rsd_rule {
     RSD_RULE_PLACE = 1,        /* EXPRESSION=PLACEMENTS */
     RSD_RULE_DEFAULT = 2,      /* PLACEMENTS of tensors that no other rule matches */
@@ -516,7 +535,8 @@ typedef enum rsd_rule {
 rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text);
 
 /* Adds the PLACE rules of a file, tried after those of rsd_rules_add: one EXPRESSION PLACEMENTS per line,
- * separated by white space. # starts a comment. */
+ * separated by white space. # starts a comment. EINVAL: an invalid line; the message has its number. ENOENT: the file
+ * does not exist. ELIMIT: it has more than 16 MB. After a failure, the lines before are added. */
 rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path);
 
 /* One message of a check: a problem (1), or a note about a rule without effect (0). A problem that many
@@ -534,8 +554,8 @@ rsd_status rsd_rules_check(rsd_rules *rules, rsd_checkpoint *checkpoint,
  * rsd_rules_check for the checkpoint first. The name in *target is valid until the next call. */
 rsd_status rsd_rules_map(void *rules, const rsd_tensor_info *tensor, rsd_tensor_target *target);
 
-/* The layout of a tensor on a mesh, for functions that decide. Placements are those of a PLACE rule; a tensor
- * without dims is replicated. */
+/* Creates the layout of a tensor on a mesh, for functions that decide. Placements are those of a PLACE rule; a tensor
+ * without dims is replicated. EINVAL: the placements are invalid, or do not fit the tensor. */
 rsd_status rsd_rules_layout(const rsd_mesh *mesh, const rsd_tensor_info *tensor,
                             const char *placements, rsd_layout **layout);
 

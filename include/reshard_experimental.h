@@ -36,18 +36,18 @@ extern "C" {
 typedef struct rsd_stash rsd_stash;
 
 typedef struct rsd_stash_options {
-    size_t struct_nbytes; /* sizeof(rsd_stash_options) */
+    size_t struct_nbytes; /* use RSD_INIT */
     int32_t check;        /* 1: every put compares digests of the buffers, and so is Collective */
     int64_t max_nbytes;   /* for the messages of one gather in progress; 0: 16.8 MB */
     double timeout;       /* seconds without progress; 0: 300 */
 } rsd_stash_options;
 
-/* Collective. options may be NULL. All ranks pass the same, except for timeout (else EMISMATCH). The functions of the
- * transport are used until the stash is freed. */
+/* Collective. Creates a stash without buffers. options may be NULL. All ranks pass the same, except for timeout (else
+ * EMISMATCH). The functions of the transport are used until the stash is freed. */
 rsd_status rsd_stash_new(const rsd_transport *transport, const rsd_stash_options *options,
                          rsd_stash **stash);
 
-/* Local; Collective if a prefetch is in progress: waits for it. */
+/* Local; Collective if a prefetch is in progress: waits for it. Frees a stash and its buffers. Accepts NULL. */
 void rsd_stash_free(rsd_stash *stash);
 
 /* Local; Collective with options.check. Copies this rank's slice of nbytes bytes, so that data may be changed or freed.
@@ -68,7 +68,7 @@ rsd_status rsd_stash_prefetch(rsd_stash *stash, int64_t id, void *out);
 rsd_status rsd_stash_drop(rsd_stash *stash, int64_t id);
 
 typedef struct rsd_stash_usage {
-    size_t struct_nbytes;      /* sizeof(rsd_stash_usage), set by the caller */
+    size_t struct_nbytes;      /* use RSD_INIT */
     int64_t nbuffers;          /* in the stash now */
     int64_t nbytes_kept;       /* in slices of this rank, now */
     int64_t nbytes_total;      /* of the same buffers */
@@ -87,7 +87,7 @@ rsd_status rsd_stash_stats(const rsd_stash *stash, rsd_stash_usage *usage);
 
 /* A tensor or a run of bytes that becomes one item, as torch.save writes it. */
 typedef struct rsd_item {
-    size_t struct_nbytes; /* sizeof(rsd_item) */
+    size_t struct_nbytes; /* use RSD_INIT */
     const char *name;     /* for messages; NULL: none */
     rsd_dtype dtype;      /* 0: bytes, which are written as they are */
     int32_t ndim;
@@ -98,7 +98,7 @@ typedef struct rsd_item {
 } rsd_item;
 
 typedef struct rsd_items_options {
-    size_t struct_nbytes; /* sizeof(rsd_items_options) */
+    size_t struct_nbytes; /* use RSD_INIT */
     uint64_t offset;      /* where to start: the file keeps what is before it; 0: a new file */
     int32_t compress;     /* 0: no; else the level of zstd, for each item; one thread compresses */
     int32_t sync;         /* 1: wait until the file is on disk */
@@ -123,7 +123,8 @@ typedef rsd_status rsd_on_name(void *context, const char *name);
 rsd_status rsd_dcp_list_files(const char *path, struct rsd_storage *storage, rsd_on_name *on_name,
                               void *context);
 
-/* Removes files of a directory, or objects. Files that do not exist are ignored. */
+/* Removes files of a directory, or objects. Files that do not exist are ignored. EINVAL: a name leads out of the
+ * directory. After a failure, the files before that one are removed. */
 rsd_status rsd_dcp_remove_files(const char *path, struct rsd_storage *storage, int64_t nnames,
                                 const char *const *names);
 

@@ -50,7 +50,7 @@ rsd_status rsd_mpi_transport(MPI_Comm comm, rsd_transport *transport);
 /* Collective. The same for a Fortran handle of a communicator (mpi4py: comm.py2f()). */
 rsd_status rsd_mpi_transport_f(int32_t fortran_comm, rsd_transport *transport);
 
-/* Local. Requires that nothing uses the transport any more. Accepts NULL. */
+/* Local. Frees a transport. Requires that nothing uses it any more. Accepts NULL. */
 void rsd_mpi_transport_free(rsd_transport *transport);
 
 #ifdef __cplusplus

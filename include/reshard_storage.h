@@ -35,7 +35,7 @@ typedef struct rsd_storage rsd_storage; /* shared */
 
 /* Credentials of an S3 service. The text must stay valid until the next call of the function that sets it. */
 typedef struct rsd_credentials {
-    size_t struct_nbytes; /* sizeof(rsd_credentials) */
+    size_t struct_nbytes; /* use RSD_INIT */
     const char *access_key, *secret_key;
     const char *session_token; /* NULL: none */
     int64_t expires;           /* seconds since 1970; 0: never */
@@ -46,7 +46,7 @@ typedef struct rsd_credentials {
 typedef rsd_status rsd_load_credentials(void *context, rsd_credentials *credentials);
 
 typedef struct rsd_storage_options {
-    size_t struct_nbytes; /* sizeof(rsd_storage_options) */
+    size_t struct_nbytes; /* use RSD_INIT */
 
     /* "NAME=value" texts, then NULL: what the fields below leave open is taken from AWS_ACCESS_KEY_ID and the
      * other AWS_... variables, from the shared credentials and config files, and from the metadata services of
@@ -75,30 +75,36 @@ typedef struct rsd_storage_options {
  * EIO: a file of credentials cannot be read. Opens no connection. */
 rsd_status rsd_storage_new(const rsd_storage_options *options, rsd_storage **storage);
 
-/* Frees a storage. One that is used by an open checkpoint stays until that is closed. */
+/* Frees a storage. One that is used by an open checkpoint stays until that is closed. Accepts NULL. */
 void rsd_storage_free(rsd_storage *storage);
 
-/* What went over the network so far. */
+/* What went over the network. */
 typedef struct rsd_traffic {
-    size_t struct_nbytes; /* sizeof(rsd_traffic), set by the caller */
+    size_t struct_nbytes; /* use RSD_INIT */
     int64_t nrequests;    /* attempts, with those that were repeated */
     int64_t nretries;
     int64_t nbytes_received, nbytes_sent; /* without headers */
 } rsd_traffic;
+
+/* Returns what went over the network so far, for all checkpoints that use the storage. */
 rsd_status rsd_storage_traffic(const rsd_storage *storage, rsd_traffic *traffic);
 
-/* Uploads below s3://BUCKET/PREFIX that were begun and neither completed nor removed: the parts of a killed
- * run stay in the bucket, and are paid for, until they are removed. on_upload is called for each, with the
- * path, the time it was begun (as the service writes it) and an identifier; it may be NULL. With remove, they
- * are removed then. Do not remove those of a run in progress. *nuploads: how many were found. */
+/* Called for an upload: with its path, the time it was begun (as the service writes it) and an identifier. Any status
+ * but RSD_OK ends the call with it. */
 typedef rsd_status rsd_on_upload(void *context, const char *path, const char *begun,
                                  const char *identifier);
+
+/* Finds uploads below s3://BUCKET/PREFIX that were begun and neither completed nor removed: the parts of a killed
+ * run stay in the bucket, and are paid for, until they are removed. on_upload is called for each, and may be NULL.
+ * With remove, they are removed then. Do not remove those of a run in progress. *nuploads: how many were found. */
 rsd_status rsd_storage_uploads(rsd_storage *storage, const char *path, int32_t remove,
                                rsd_on_upload *on_upload, void *context, int64_t *nuploads);
 
+/* Called for a file. Any status but RSD_OK ends the call with it. */
+typedef rsd_status rsd_on_file(void *context, const char *name);
+
 /* Calls on_file with the name of each file that is directly in a directory, or below s3://BUCKET/PREFIX/. Behind
  * https:// only the files by which a checkpoint is known are found. RSD_ENOENT: there is nothing at the path. */
-typedef rsd_status rsd_on_file(void *context, const char *name);
 rsd_status rsd_storage_list(rsd_storage *storage, const char *path, rsd_on_file *on_file,
                             void *context);
 

@@ -105,7 +105,7 @@ rsd_status rsd_arena_new(int64_t nbytes, rsd_arena **arena);
 rsd_status rsd_arena_alloc(rsd_arena *arena, int64_t nbytes, void **memory);
 void rsd_arena_clear(rsd_arena *arena);
 
-/* Local. Requires that all execs that were bound with the arena are freed. Accepts NULL. */
+/* Local. Frees an arena and its memory. Requires that all execs that were bound with it are freed. Accepts NULL. */
 void rsd_arena_free(rsd_arena *arena);
 
 typedef struct rsd_exchange_options {
@@ -161,7 +161,8 @@ const char *rsd_exec_describe(const rsd_exec *exec);
  * 0.2. */
 typedef struct rsd_thread_group rsd_thread_group;
 
-/* Creates a group of nranks ranks, returns the transport of one rank, and frees the group. */
+/* Create a group of nranks ranks; set the transport of one rank, which the caller initialized with RSD_INIT; and free
+ * the group, which accepts NULL. EINVAL: a number is out of range. */
 rsd_status rsd_thread_group_new(int32_t nranks, rsd_thread_group **group);
 rsd_status rsd_thread_group_transport(rsd_thread_group *group, int32_t rank,
                                       rsd_transport *transport);
