@@ -66,7 +66,8 @@ rsd_status catalog_explain_missing(const struct catalog *catalog, const char *na
 rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
                               rsd_status status);
 
-/* Return EMISMATCH unless a layout covers its tensor; unless it has this shape. `holder` is what its ranks are: "rank" or "file". */
+/* Return EMISMATCH unless a layout covers its tensor, whose ranks are of the kind `holder`, "rank" or "file"; unless it
+ * has this shape; unless the files of a checkpoint cover a tensor, which the error names. */
 rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder);
 rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape);
 rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor);
@@ -108,6 +109,8 @@ rsd_status operation_close(struct operation *operation, rsd_status status, rsd_r
 /* Collective. The first step of a call, with the status of its preparation. EMISMATCH: ranks pass different
  * arguments, of which `arguments` is the hash. Sets the smallest tile limit of all ranks. */
 rsd_status operation_agree(struct operation *operation, rsd_status status, struct hash arguments);
+
+/* Adds the tensors of a catalog, and where they are stored, to a hash of arguments. */
 void hash_catalog(struct hash *hash, const struct catalog *catalog);
 
 /* What the ranks of a call do together. Each function but work may be NULL. */
@@ -183,8 +186,11 @@ struct target {
     size_t source; /* converting: the tensor of the input */
     size_t file;   /* if files have whole tensors */
 };
+
+/* Adds a tensor without boxes to a manifest. */
 rsd_status target_add_tensor(const struct target *target, struct manifest *manifest);
 
+/* Which of the ranks that hold a box write it: the one with the fewest bytes so far, the lowest, or all of them. */
 enum dedup_mode { DEDUP_EVENLY, DEDUP_TO_LOWEST, DEDUP_KEEP_ALL };
 
 struct dedup_input {
@@ -207,13 +213,22 @@ rsd_status dedup_count_ranks(size_t ntargets, const struct target *targets, int6
 #define JOURNAL_NAME "reshard-journal" /* in a directory that is not a checkpoint yet */
 
 struct writer;
+
+/* Starts a journal. `source` and `target` are hashes of what is read and written. */
 rsd_status journal_start(struct store_output *dest, const char *source, const char *target);
+
+/* Reads the journals of an earlier run, and marks the files and items of the writer that are complete. EMISMATCH: that
+ * run had another source or target. */
 rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
                           struct writer *writer);
+
+/* Add lines, after the bytes are on disk: a file is complete; items are; a complete file is written again. */
 rsd_status journal_add_file(struct store_output *dest, const struct writer *writer, uint32_t file);
 rsd_status journal_add_items(const struct store_output *dest, const size_t *extents, size_t n);
 rsd_status journal_redo_file(struct store_output *dest, uint32_t file);
-rsd_status journal_clear(const struct store_output *dest); /* removes the journals of other ranks */
+
+/* Removes the journals of other ranks, which rank 0 has taken over. */
+rsd_status journal_clear(const struct store_output *dest);
 
 /* ---- writer.c: files that are being written ---- */
 
@@ -221,9 +236,9 @@ struct writer_file {
     struct writer *writer;
     uint32_t file;
     bool created, done;
-    bool touched; /* by this process */
-    bool noted;   /* the journal has it as complete, with this length */
-    uint64_t noted_nbytes;
+    bool touched;             /* by this process */
+    bool noted;               /* the journal of an earlier run has it, or an item of it */
+    uint64_t noted_nbytes;    /* its length there, if it was complete */
     size_t left;              /* items that are not complete */
     uint64_t end;             /* compressed: where the next item begins */
     struct zstd_writer *zstd; /* of the item in progress */
@@ -254,15 +269,19 @@ struct writer {
     _Atomic int reflink;          /* enum rsd_reflink */
     bool unchecked;               /* what is shared need not be read */
     struct cloned_ranges *cloned; /* by extent; NULL: nothing is shared */
-    uint64_t nbytes_shared;
+    _Atomic uint64_t nbytes_shared;
     size_t *pending; /* extents that are complete and not in the journal yet */
     size_t npending, pending_capacity;
     uint64_t pending_nbytes;
 };
 
+/* Opens a writer for the files of a manifest, or for one of them. Nothing is created yet. `from` may be NULL if no value
+ * is copied. */
 rsd_status writer_open(struct writer *writer, struct manifest *manifest, struct store_output *dest,
                        rsd_checkpoint *from, int32_t only);
-void writer_close(struct writer *writer);
+void writer_close(struct writer *writer); /* frees its memory, also of one that was not opened */
+
+/* Return whether this process has still to write a file, or the item of an extent. */
 
 static inline bool writer_wants_file(const struct writer *writer, uint32_t file)
 {
@@ -287,9 +306,12 @@ rsd_status writer_finish(struct writer *writer);
 
 /* ---- reflink.c: what is shared with the input ---- */
 
-/* Shares what can be shared of the pieces of a transfer. */
+/* Makes a writer share blocks with its input, if the store can. `unchecked`: what is shared need not be read. */
+rsd_status writer_start_cloning(struct writer *writer, enum rsd_reflink reflink, bool unchecked);
+
+/* Shares what can be shared of the pieces of a transfer, before its first block is written. EUNSUPPORTED: sharing is
+ * required, and the file system cannot. */
 rsd_status reflink_share(struct writer *writer, struct transfer *transfer);
-rsd_status writer_note_cloned(struct writer *writer, size_t extent, uint64_t lo, uint64_t hi);
 void writer_drop_cloned(struct writer *writer);
 
 /* Moves *at to the next byte before `end` that is not shared. Returns how many follow that are not. */

@@ -1,9 +1,11 @@
 /* convert.c - from files into files.
  *
- *     all ranks   make the same manifest, and agree on it
- *     rank 0      opens the output, and reads the journal of an earlier run
- *     all ranks   read and write the tensors that are not complete
- *     rank 0      completes the files, writes the metadata, and commits
+ *     all ranks   make the same manifest, and agree on it                     convert_prepare
+ *     rank 0      opens the output, and reads the journal of an earlier run   open_convert_output
+ *     all ranks   read and write the tensors that are not complete            convert_jobs
+ *     rank 0      completes the files, and writes the metadata                complete_files
+ *     all ranks   check the output, if the caller wants it                    check_output
+ *     rank 0      puts the output at its path                                 commit_conversion
  *
  * The journal has the files and items that are complete, so a run that was stopped can be resumed.
  */
@@ -241,11 +243,9 @@ static rsd_status open_convert_writer(struct conversion_run *c)
 {
     TRY(writer_open(&c->writer, &c->manifest, c->dest, c->in, -1));
     c->writer.journal = true;
-    c->writer.reflink = c->options.reflink;
-    c->writer.unchecked = c->options.unchecked != 0;
     c->writer.shared =
         c->operation.nranks > 1 && !c->manifest.compress && c->dest->store->ops->random_write;
-    return RSD_OK;
+    return writer_start_cloning(&c->writer, c->options.reflink, c->options.unchecked != 0);
 }
 
 /* Rank 0: creates the output, or finds what an earlier run left in it. */

@@ -12,23 +12,24 @@ enum { BLOCK = 4096, LEAST_NBYTES = 64 << 10 };
 
 /* ---- what is shared ---- */
 
-rsd_status writer_note_cloned(struct writer *writer, size_t extent, uint64_t lo, uint64_t hi)
+rsd_status writer_start_cloning(struct writer *writer, enum rsd_reflink reflink, bool unchecked)
 {
-    pthread_mutex_lock(&writer->lock);
-    rsd_status status = RSD_OK;
-    if (!writer->cloned) {
-        writer->cloned = mem_new(writer->manifest->catalog.nextents, sizeof *writer->cloned);
-        status = writer->cloned ? RSD_OK : RSD_ENOMEM;
-    }
-    struct cloned_ranges *ranges = status ? NULL : &writer->cloned[extent];
-    if (ranges)
-        status = GROW(ranges->list, ranges->capacity, ranges->n + 1);
-    if (!status && ranges) {
-        ranges->list[ranges->n++] = (struct cloned_range){lo, hi};
-        writer->nbytes_shared += hi - lo;
-    }
-    pthread_mutex_unlock(&writer->lock);
-    return status;
+    writer->reflink = reflink;
+    writer->unchecked = unchecked;
+    if (reflink == RSD_REFLINK_NEVER || writer->manifest->compress || !writer->store->ops->clone)
+        return RSD_OK;
+    writer->cloned = mem_new(writer->manifest->catalog.nextents, sizeof *writer->cloned);
+    return writer->cloned ? RSD_OK : RSD_ENOMEM;
+}
+
+/* Notes that bytes [lo, hi) of a file, which are in an extent, are shared. Only one thread has the extent. */
+static rsd_status note_cloned(struct writer *writer, size_t extent, uint64_t lo, uint64_t hi)
+{
+    struct cloned_ranges *ranges = &writer->cloned[extent];
+    TRY(GROW(ranges->list, ranges->capacity, ranges->n + 1));
+    ranges->list[ranges->n++] = (struct cloned_range){lo, hi};
+    writer->nbytes_shared += hi - lo;
+    return RSD_OK;
 }
 
 void writer_drop_cloned(struct writer *writer)
@@ -122,7 +123,7 @@ static rsd_status clone_piece(struct writer *writer, struct transfer *transfer, 
                                     source->file, run->from + (lo - run->to), hi - lo);
     if (status)
         return status == RSD_EUNSUPPORTED ? status : store_fail_in(writer->store, file, status);
-    TRY(writer_note_cloned(writer, index, lo, hi));
+    TRY(note_cloned(writer, index, lo, hi));
     if (!writer->unchecked || writer->manifest->format->writer->frame)
         return RSD_OK;
     TRY(copy_ends(writer, source, file, run, lo, hi));
@@ -133,10 +134,9 @@ static rsd_status clone_piece(struct writer *writer, struct transfer *transfer, 
 
 rsd_status reflink_share(struct writer *writer, struct transfer *transfer)
 {
-    for (size_t i = 0; i < transfer->npieces; i++) {
+    for (size_t i = 0; i < transfer->npieces && writer->cloned; i++) {
         struct piece_run run;
-        if (writer->reflink == RSD_REFLINK_NEVER || writer->manifest->compress ||
-            !writer->store->ops->clone)
+        if (writer->reflink == RSD_REFLINK_NEVER)
             return RSD_OK;
         if (!find_piece_run(writer, transfer, i, &run) || run.n < LEAST_NBYTES ||
             (run.from - run.to) % BLOCK != 0)
