@@ -212,6 +212,7 @@ static rsd_status check_copies(struct overlap_search *search)
     return RSD_OK;
 }
 
+/* Compares each box with those behind it in the list that overlap it. EFORMAT: too many overlap. */
 static rsd_status check_overlapping(struct overlap_search *search, const struct box_tree *tree)
 {
     const struct stored_tensor *tensor = searched_tensor(search);
@@ -231,6 +232,7 @@ static rsd_status check_overlapping(struct overlap_search *search, const struct 
     return RSD_OK;
 }
 
+/* Compares the boxes that are not copies of each other, which a tree finds. */
 static rsd_status check_distinct(struct overlap_search *search)
 {
     size_t ndim = (size_t)searched_tensor(search)->ndim, n = search->ndistinct;

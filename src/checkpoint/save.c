@@ -1,9 +1,9 @@
 /* save.c - from memory into a DCP checkpoint.
  *
- *     all ranks   make the same manifest, and agree on it
- *     rank 0      opens the output
- *     all ranks   write their own files; a process alone writes the files of all ranks
- *     rank 0      writes the metadata, and commits
+ *     all ranks   make the same manifest, and agree on it                    save_prepare
+ *     rank 0      opens the output                                           open_save_output
+ *     all ranks   write their own files; a process alone those of all ranks  write_own_files
+ *     rank 0      writes the metadata, and commits                           commit_save
  *
  * If one rank fails, all fail, the staging directory is removed, and the old checkpoint stays. A background save
  * copies the arrays first, and a thread does the third step.

@@ -206,18 +206,18 @@ static rsd_status read_values(struct verifying *v)
     return v->stopped;
 }
 
-/* Reads the boxes, unless they claim far more bytes than there are: that is one finding. */
+/* Compares boxes that overlap, on rank 0, and reads all boxes. If they claim far more bytes than there are, that is one
+ * finding, and they are not read. */
 static rsd_status read_plausible_boxes(struct verifying *v)
 {
+    bool leads = v->operation.rank == 0;
     rsd_status status = format_check_claims(v->checkpoint);
-    if (!status && v->operation.rank == 0)
+    if (status == RSD_EFORMAT)
+        return leads ? add_finding(v, FINDING_COVERAGE, v->checkpoint->catalog.ntensors) : RSD_OK;
+    TRY(status);
+    if (leads)
         TRY(find_overlaps(v));
-    if (!status)
-        return read_boxes(v);
-    if (status != RSD_EFORMAT || v->operation.rank > 0)
-        return status == RSD_EFORMAT ? RSD_OK : status;
-    TRY(add_finding(v, FINDING_COVERAGE, v->checkpoint->catalog.ntensors));
-    return v->stopped;
+    return read_boxes(v);
 }
 
 /* Rank 0 checks coverage and values, which are small. */
@@ -229,7 +229,7 @@ static rsd_status verify_jobs(void *context)
     if (v->operation.rank == 0)
         TRY(find_holes(v));
     TRY(read_plausible_boxes(v));
-    return v->operation.rank == 0 ? read_values(v) : RSD_OK;
+    return v->operation.rank == 0 && !v->stopped ? read_values(v) : v->stopped;
 }
 
 /* ---- between ranks ---- */

@@ -31,6 +31,7 @@ static void print_ranks(struct text *text, const rsd_mesh *mesh)
     }
 }
 
+/* Writes the axes of a mesh, and its ranks unless they are 0, 1, 2 and so on. */
 static void print_mesh(struct text *text, const rsd_mesh *mesh)
 {
     bool named = false;
@@ -52,6 +53,7 @@ rsd_status rsd_mesh_print(const rsd_mesh *mesh, char **out)
     return text_take(&text, out);
 }
 
+/* Writes a placement in its letters. */
 static void print_placement(struct text *text, const rsd_placement *placement)
 {
     int dim = (int)placement->dim;

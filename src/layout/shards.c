@@ -8,6 +8,7 @@
 
 #include <assert.h>
 
+/* Lists explicit boxes, each of which is an array of its own. */
 static rsd_status list_explicit_shards(const rsd_layout *layout, int64_t first, int64_t count,
                                        rsd_shard **shards)
 {

@@ -61,6 +61,7 @@ static rsd_status explain_pairs(const rsd_plan *plan, struct text *text, bool js
 
 /* ---- ranks ---- */
 
+/* Writes the totals of one rank. */
 static void explain_rank(struct text *text, int32_t rank, const rsd_rank_totals *t, bool json,
                          bool first)
 {
@@ -106,6 +107,7 @@ static rsd_status explain_ranks(const rsd_plan *plan, struct text *text, bool js
 
 /* ---- plans ---- */
 
+/* Writes a plan as JSON, with the parts that the flags ask for. */
 static rsd_status explain_json(const rsd_plan *plan, int32_t flags, const rsd_totals *t,
                                const char *problem, struct text *text)
 {
@@ -159,6 +161,7 @@ static void add_least_line(struct text *text, int64_t least, int64_t done)
     text_add(text, "\n");
 }
 
+/* Writes a plan as text, with the parts that the flags ask for. */
 static rsd_status explain_text(const rsd_plan *plan, int32_t flags, const rsd_totals *t,
                                const char *problem, struct text *text)
 {
