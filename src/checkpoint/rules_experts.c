@@ -38,30 +38,21 @@ int64_t experts_count(const rsd_checkpoint *checkpoint)
 static rsd_status make_slice(const rsd_mesh *mesh, int32_t axis, int64_t coordinate,
                              rsd_mesh **slice)
 {
-    int64_t counts[RSD_MAX_AXES] = {1}, coords[RSD_MAX_AXES] = {0};
+    int64_t counts[RSD_MAX_AXES] = {1}, count = mesh->counts[axis], stride = mesh->strides[axis];
     const char *names[RSD_MAX_AXES] = {NULL};
     int32_t naxes = 0;
-    int64_t nranks = rsd_mesh_nranks(mesh) / rsd_mesh_count(mesh, axis);
+    int64_t nranks = mesh->nranks / count;
     int32_t *ranks = mem_new((size_t)nranks, sizeof *ranks);
-    rsd_status status = ranks ? RSD_OK : RSD_ENOMEM;
+    if (!ranks)
+        return RSD_ENOMEM;
     for (int32_t a = 0; a < rsd_mesh_naxes(mesh); a++)
         if (a != axis) {
             names[naxes] = rsd_mesh_name(mesh, a);
             counts[naxes++] = rsd_mesh_count(mesh, a);
         }
-    coords[axis] = coordinate;
-    for (int64_t i = 0; i < nranks && !status; i++) {
-        status = rsd_mesh_rank(mesh, coords, &ranks[i]);
-        for (int32_t a = rsd_mesh_naxes(mesh) - 1; a >= 0; a--) {
-            if (a == axis)
-                continue;
-            if (++coords[a] < rsd_mesh_count(mesh, a))
-                break;
-            coords[a] = 0;
-        }
-    }
-    if (!status)
-        status = rsd_mesh_new(naxes ? naxes : 1, counts, names, ranks, slice);
+    for (int64_t i = 0; i < nranks; i++) /* axes before this one, this one, axes behind it */
+        ranks[i] = mesh_rank_at(mesh, (i / stride * count + coordinate) * stride + i % stride);
+    rsd_status status = rsd_mesh_new(naxes ? naxes : 1, counts, names, ranks, slice);
     mem_free(ranks);
     return status;
 }

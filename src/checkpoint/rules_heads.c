@@ -48,21 +48,17 @@ static rsd_status share_heads(const rsd_rules *rules, const struct rule *rule,
 {
     const rsd_mesh *mesh = rules->mesh;
     int64_t nranks = rsd_mesh_nranks(mesh), count = rsd_mesh_count(mesh, rule->axis);
-    int64_t extent = tensor->shape[0] / rules->heads.keys, coords[RSD_MAX_AXES] = {0};
+    int64_t extent = tensor->shape[0] / rules->heads.keys;
     size_t ndim = (size_t)tensor->ndim, n = (size_t)nranks * ndim;
     int32_t *ranks = mem_new((size_t)nranks, sizeof *ranks);
     int64_t *lo = mem_new(n, sizeof *lo), *len = mem_new(n, sizeof *len);
     rsd_status status = ranks && lo && len ? RSD_OK : RSD_ENOMEM;
     for (int64_t i = 0; i < nranks && !status; i++) {
-        status = rsd_mesh_rank(mesh, coords, &ranks[i]);
+        int64_t head = mesh_coord(mesh, i, rule->axis) * rules->heads.keys / count;
+        ranks[i] = mesh_rank_at(mesh, i);
         copy_i64s(len + (size_t)i * ndim, tensor->shape, tensor->ndim);
-        lo[(size_t)i * ndim] = coords[rule->axis] * rules->heads.keys / count * extent;
+        lo[(size_t)i * ndim] = head * extent;
         len[(size_t)i * ndim] = extent;
-        for (int32_t a = rsd_mesh_naxes(mesh) - 1; a >= 0; a--) {
-            if (++coords[a] < rsd_mesh_count(mesh, a))
-                break;
-            coords[a] = 0;
-        }
     }
     if (!status)
         status = rsd_layout_new_boxes(tensor->dtype, tensor->ndim, tensor->shape, nranks, ranks, lo,
