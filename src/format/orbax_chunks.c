@@ -288,7 +288,8 @@ rsd_status orbax_locate(const rsd_checkpoint *checkpoint, size_t index, size_t b
     const struct catalog *catalog = &checkpoint->catalog;
     const struct extent *extent = &catalog->extents[catalog->tensors[index].first_extent + box];
     if (extent->unknown)
-        return fail(RSD_EUNSUPPORTED, "%s is not supported",
+        return fail(RSD_EUNSUPPORTED,
+                    "%s is not supported; exclude the tensor (--exclude) to read the others",
                     catalog->transforms[extent->detail].unknown);
     *array = catalog->arrays[extent->detail];
     if (!array->stream && !array->memory)
