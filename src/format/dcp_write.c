@@ -54,20 +54,19 @@ struct metadata_pickler {
 
 /* ---- memo ---- */
 
+/* Stores the last value in the memo, and returns its entry plus one. */
 static uint32_t memoize_entry(struct metadata_pickler *p)
 {
-    pickle_write_op(p->out, p->memo < 256 ? "q" : "r");
-    bytes_put_number(p->out, p->memo, p->memo < 256 ? 1 : 4);
+    pickle_write_memo(p->out, p->memo);
     return ++p->memo;
 }
 
+/* Adds a value from the memo. Returns false if it was not written yet. */
 static bool recall_entry(struct metadata_pickler *p, uint32_t entry)
 {
-    if (entry == 0)
-        return false;
-    pickle_write_op(p->out, entry - 1 < 256 ? "h" : "j");
-    bytes_put_number(p->out, entry - 1, entry - 1 < 256 ? 1 : 4);
-    return true;
+    if (entry > 0)
+        pickle_write_recall(p->out, entry - 1);
+    return entry > 0;
 }
 
 static void put_class(struct metadata_pickler *p, enum memoized which, const char *module,
@@ -83,7 +82,7 @@ static void put_text(struct metadata_pickler *p, uint32_t *entry, const char *te
 {
     if (recall_entry(p, *entry))
         return;
-    pickle_write_text(p->out, (struct slice){text, strlen(text)});
+    pickle_write_string(p->out, text);
     *entry = memoize_entry(p);
 }
 
@@ -111,7 +110,7 @@ static void put_properties(struct metadata_pickler *p, rsd_dtype dtype)
     put_class(p, (enum memoized)(FIRST_DTYPE + (int)dtype), "torch", dtype_to_torch(dtype));
     if (!recall_entry(p, p->known[LAYOUT])) {
         pickle_write_global(p->out, "torch.serialization", "_get_layout");
-        pickle_write_text(p->out, (struct slice){"torch.strided", 13});
+        pickle_write_string(p->out, "torch.strided");
         pickle_write_op(p->out, "\x85R");
         p->known[LAYOUT] = memoize_entry(p);
     }
@@ -137,6 +136,7 @@ static void put_chunk(struct metadata_pickler *p, int32_t ndim, const int64_t *l
     pickle_write_op(p->out, "ub");
 }
 
+/* Adds what state_dict_metadata has of a tensor: properties, size and chunks. */
 static void put_tensor(struct metadata_pickler *p, const struct catalog *catalog,
                        const struct stored_tensor *tensor)
 {
@@ -154,9 +154,10 @@ static void put_tensor(struct metadata_pickler *p, const struct catalog *catalog
     pickle_write_op(p->out, "eub");
 }
 
+/* Adds state_dict_metadata: every tensor and value by its name. */
 static void put_state_dict(struct metadata_pickler *p, const struct catalog *catalog)
 {
-    pickle_write_text(p->out, (struct slice){"state_dict_metadata", 19});
+    pickle_write_string(p->out, "state_dict_metadata");
     pickle_write_op(p->out, "}(");
     for (size_t i = 0; i < catalog->ntensors; i++) {
         put_text(p, &p->tensor_names[i], catalog->tensors[i].name);
@@ -183,7 +184,7 @@ static rsd_status put_path(struct metadata_pickler *p, uint32_t *name_entry, con
 
 static rsd_status put_planner_data(struct metadata_pickler *p, const struct catalog *catalog)
 {
-    pickle_write_text(p->out, (struct slice){"planner_data", 12});
+    pickle_write_string(p->out, "planner_data");
     pickle_write_op(p->out, "}(");
     for (size_t i = 0; i < catalog->ntensors; i++)
         TRY(put_path(p, &p->tensor_names[i], catalog->tensors[i].name, catalog->tensors[i].path));
@@ -210,7 +211,7 @@ static void put_info(struct metadata_pickler *p, const struct extent *extent,
         if (!recall_entry(p, p->known[TRANSFORMS])) {
             pickle_write_op(p->out, "](");
             for (int i = 0; i < extent->nzstd; i++)
-                pickle_write_text(p->out, (struct slice){"stream.zstd/1", 13});
+                pickle_write_string(p->out, "stream.zstd/1");
             pickle_write_op(p->out, "e");
             p->known[TRANSFORMS] = memoize_entry(p);
         }
@@ -237,7 +238,7 @@ static void put_index(struct metadata_pickler *p, uint32_t *name_entry, const ch
 static void put_storage(struct metadata_pickler *p, const struct catalog *catalog,
                         const struct name_list *files)
 {
-    pickle_write_text(p->out, (struct slice){"storage_data", 12});
+    pickle_write_string(p->out, "storage_data");
     pickle_write_op(p->out, "}(");
     for (size_t i = 0; i < catalog->nvalues; i++) {
         put_index(p, &p->value_names[i], catalog->values[i].name, -1);

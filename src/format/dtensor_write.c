@@ -58,9 +58,9 @@ static void put_mesh_layout(struct bytes *out, const rsd_mesh *mesh, uint32_t ax
         int32_t n = mesh->counts[a] > 1; /* an axis of one rank has neither */
         start_object(out, module, "_FlatLayout");
         dtensor_put_text(out, "shape");
-        saved_put_tuple(out, n, &mesh->counts[a]);
+        saved_put_tuple(out, n, &mesh->counts[a], NULL);
         dtensor_put_text(out, "stride");
-        saved_put_tuple(out, n, &mesh->strides[a]);
+        saved_put_tuple(out, n, &mesh->strides[a], NULL);
         pickle_write_op(out, "ub");
     }
     pickle_write_op(out, "tub");
@@ -96,7 +96,7 @@ static void put_coordinates(struct bytes *out, const rsd_mesh *mesh, uint32_t ax
     dtensor_put_text(out, "_rank");
     pickle_write_int(out, rank);
     dtensor_put_text(out, "_coordinate_on_dim");
-    saved_put_tuple(out, n, coordinates);
+    saved_put_tuple(out, n, coordinates, NULL);
 }
 
 /* Writes the mesh of some axes, as the rank of this file has it. Later tensors of the file refer to it. */
@@ -117,7 +117,7 @@ static void put_mesh(struct dtensor_pickle *pickle, uint32_t axes)
     dtensor_put_text(out, "_layout");
     put_mesh_layout(out, mesh, axes);
     dtensor_put_text(out, "_rank_map");
-    saved_put_tensor(out, RSD_I32, 1, &mesh->nranks, MESH_KEY);
+    saved_put_tensor(out, RSD_I32, 1, &mesh->nranks, NULL, MESH_KEY, NULL);
     put_axis_names(out, mesh, axes);
     if (axes == all) {
         put_no_value(out, "_root_mesh");
@@ -244,7 +244,7 @@ static void put_shard_order(struct bytes *out, const rsd_layout *layout, uint32_
         pickle_write_global(out, spec_module, "ShardOrderEntry");
         pickle_write_op(out, "(");
         pickle_write_int(out, d);
-        saved_put_tuple(out, n, order);
+        saved_put_tuple(out, n, order, NULL);
         pickle_write_op(out, "t\x81");
     }
     pickle_write_op(out, strided ? "" : "t");
@@ -262,7 +262,7 @@ static void put_strides(struct bytes *out, int32_t ndim, const int64_t *shape)
         strides[d] = stride;
         stride *= max_i64(shape[d], 1);
     }
-    saved_put_tuple(out, ndim, strides);
+    saved_put_tuple(out, ndim, strides, NULL);
 }
 
 /* Writes mesh, placements, shape and dtype of a DTensor. */
@@ -281,7 +281,7 @@ static void put_spec(struct dtensor_pickle *pickle, const struct stored_tensor *
     pickle_write_op(out, "(");
     pickle_write_global(out, "torch", "Size");
     pickle_write_op(out, "(");
-    saved_put_tuple(out, tensor->ndim, layout->shape);
+    saved_put_tuple(out, tensor->ndim, layout->shape, NULL);
     pickle_write_op(out, "tR");
     put_strides(out, tensor->ndim, layout->shape);
     pickle_write_global(out, "torch", dtype_to_torch(tensor->dtype));
@@ -300,7 +300,7 @@ static void put_wrapper(struct bytes *out, const struct stored_tensor *tensor, c
     pickle_write_op(out, "(");
     pickle_write_global(out, module, "DTensor");
     pickle_write_global(out, "torch", dtype_to_torch(tensor->dtype));
-    saved_put_tuple(out, tensor->ndim, shape);
+    saved_put_tuple(out, tensor->ndim, shape, NULL);
     put_strides(out, tensor->ndim, shape);
     pickle_write_int(out, 0);
     pickle_write_global(out, "torch.serialization", "_get_layout");
@@ -322,7 +322,7 @@ void dtensor_put_tensor(struct dtensor_pickle *pickle, size_t index)
     char key[24];
     snprintf(key, sizeof key, "%zu", index);
     if (!sharding_axes(layout)) {
-        saved_put_tensor(out, tensor->dtype, tensor->ndim, layout->shape, key);
+        saved_put_tensor(out, tensor->dtype, tensor->ndim, layout->shape, NULL, key, NULL);
         return;
     }
     pickle_write_global(out, "torch._tensor", "_rebuild_from_type_v2");
@@ -331,7 +331,7 @@ void dtensor_put_tensor(struct dtensor_pickle *pickle, size_t index)
     pickle_write_op(out, "(N}(");
     dtensor_put_text(out, "_local_tensor");
     saved_put_tensor(out, tensor->dtype, tensor->ndim,
-                     tensor_box_len(catalog, tensor, (size_t)pickle->rank), key);
+                     tensor_box_len(catalog, tensor, (size_t)pickle->rank), NULL, key, NULL);
     put_spec(pickle, tensor, layout);
     pickle_write_op(out, "uttR");
 }

@@ -8,7 +8,7 @@
  *
  * The last record is an id that torch makes from names and CRCs (torch_archive.c).
  */
-#include "torch_archive.h"
+#include "torch_saved.h"
 
 #include <string.h>
 
@@ -16,75 +16,70 @@ enum { ITEM_NRECORDS = 7 };
 
 /* ---- the pickle of a tensor ---- */
 
-static void memoize_item(struct bytes *out, int *memo)
+/* Stores the last value in the memo; NULL: there is none. */
+static void memoize_value(struct bytes *out, uint32_t *memo)
 {
-    pickle_write_op(out, "q");
-    bytes_put_number(out, (uint64_t)(*memo)++, 1);
+    if (memo)
+        pickle_write_memo(out, (*memo)++);
 }
 
-static void put_pickle_text(struct bytes *out, const char *text, int *memo)
+static void put_string(struct bytes *out, const char *string, uint32_t *memo)
 {
-    pickle_write_text(out, (struct slice){text, strlen(text)});
-    memoize_item(out, memo);
+    pickle_write_string(out, string);
+    memoize_value(out, memo);
 }
 
-static void put_pickle_global(struct bytes *out, const char *module, const char *name, int *memo)
+static void put_global(struct bytes *out, const char *module, const char *name, uint32_t *memo)
 {
     pickle_write_global(out, module, name);
-    memoize_item(out, memo);
+    memoize_value(out, memo);
 }
 
-static void put_pickle_tuple(struct bytes *out, int32_t n, const int64_t *values, int *memo)
+void saved_put_tuple(struct bytes *out, int32_t n, const int64_t *values, uint32_t *memo)
 {
     static const char *const close[] = {")", "\x85", "\x86", "\x87"};
-    if (n > 3)
-        pickle_write_op(out, "(");
+    bool marked = !memo || n > 3;
+    pickle_write_op(out, marked ? "(" : "");
     for (int32_t i = 0; i < n; i++)
         pickle_write_int(out, values[i]);
-    pickle_write_op(out, n > 3 ? "t" : close[n]);
+    pickle_write_op(out, marked ? "t" : close[n]);
     if (n > 0)
-        memoize_item(out, memo);
+        memoize_value(out, memo);
 }
 
-/* Adds the pickle that torch.save writes for a dense tensor, or one with the given strides. */
-static void put_pickle_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim,
-                              const int64_t *shape, const int64_t *strides)
+void saved_put_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
+                      const int64_t *strides, const char *key, uint32_t *memo)
 {
+    const char *storage = dtype_to_storage(dtype);
     int64_t dense[RSD_MAX_DIMS], stride = 1, volume = box_volume(ndim, shape);
-    int memo = 0;
     for (int32_t d = ndim - 1; d >= 0; d--) {
         dense[d] = stride;
         stride *= max_i64(shape[d], 1);
     }
-    bool typed = dtype_to_storage(dtype) != NULL;
-    bytes_put(out, "\x80\x02", 2);
-    put_pickle_global(out, "torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3",
-                      &memo);
+    put_global(out, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", memo);
     pickle_write_op(out, "((");
-    put_pickle_text(out, "storage", &memo);
-    if (typed)
-        put_pickle_global(out, "torch", dtype_to_storage(dtype), &memo);
-    else
-        put_pickle_global(out, "torch.storage", "UntypedStorage", &memo);
-    put_pickle_text(out, "0", &memo);
-    put_pickle_text(out, "cpu", &memo);
-    pickle_write_int(out, typed ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
+    put_string(out, "storage", memo);
+    put_global(out, storage ? "torch" : "torch.storage", storage ? storage : "UntypedStorage",
+               memo);
+    put_string(out, key, memo);
+    put_string(out, "cpu", memo);
+    pickle_write_int(out, storage ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
     pickle_write_op(out, "t");
-    memoize_item(out, &memo);
-    bytes_put(out, "QK\0", 3);
-    put_pickle_tuple(out, ndim, shape, &memo);
-    put_pickle_tuple(out, ndim, strides ? strides : dense, &memo);
+    memoize_value(out, memo);
+    pickle_write_op(out, "Q");
+    pickle_write_int(out, 0);
+    saved_put_tuple(out, ndim, shape, memo);
+    saved_put_tuple(out, ndim, strides ? strides : dense, memo);
     pickle_write_op(out, "\x89");
-    put_pickle_global(out, "collections", "OrderedDict", &memo);
+    put_global(out, "collections", "OrderedDict", memo);
     pickle_write_op(out, ")R");
-    memoize_item(out, &memo);
-    if (!typed)
-        put_pickle_global(out, "torch", dtype_to_torch(dtype), &memo);
+    memoize_value(out, memo);
+    if (!storage)
+        put_global(out, "torch", dtype_to_torch(dtype), memo);
     pickle_write_op(out, "t");
-    memoize_item(out, &memo);
+    memoize_value(out, memo);
     pickle_write_op(out, "R");
-    memoize_item(out, &memo);
-    pickle_write_op(out, ".");
+    memoize_value(out, memo);
 }
 
 /* ---- items ---- */
@@ -111,7 +106,10 @@ rsd_status torch_item_frame(rsd_dtype dtype, int32_t ndim, const int64_t *shape,
     struct bytes pickle = {0};
     struct archive_entry entries[ITEM_NRECORDS];
     struct archive_writer archive = {.out = head, .entries = entries};
-    put_pickle_tensor(&pickle, dtype, ndim, shape, strides);
+    uint32_t memo = 0;
+    bytes_put_text(&pickle, "\x80\x02");
+    saved_put_tensor(&pickle, dtype, ndim, shape, strides, "0", &memo);
+    bytes_put_text(&pickle, ".");
     if (!pickle.failed)
         archive_add_first(&archive, &pickle);
     head->failed = head->failed || pickle.failed;

@@ -17,48 +17,6 @@ enum { SMALL_NRECORDS = 7, DESCRIPTOR_CRC = 4 };
 
 /* ---- the pickle ---- */
 
-static void put_saved_text(struct bytes *out, const char *text)
-{
-    pickle_write_text(out, (struct slice){text, strlen(text)});
-}
-
-void saved_put_tuple(struct bytes *out, int32_t n, const int64_t *values)
-{
-    pickle_write_op(out, "(");
-    for (int32_t i = 0; i < n; i++)
-        pickle_write_int(out, values[i]);
-    pickle_write_op(out, "t");
-}
-
-void saved_put_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                      const char *key)
-{
-    int64_t strides[RSD_MAX_DIMS], stride = 1, volume = box_volume(ndim, shape);
-    const char *storage = dtype_to_storage(dtype);
-    for (int32_t d = ndim - 1; d >= 0; d--) {
-        strides[d] = stride;
-        stride *= max_i64(shape[d], 1);
-    }
-    pickle_write_global(out, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
-    pickle_write_op(out, "((");
-    put_saved_text(out, "storage");
-    pickle_write_global(out, storage ? "torch" : "torch.storage",
-                        storage ? storage : "UntypedStorage");
-    put_saved_text(out, key);
-    put_saved_text(out, "cpu");
-    pickle_write_int(out, storage ? volume : volume * (int64_t)rsd_dtype_nbytes(dtype));
-    pickle_write_op(out, "tQ");
-    pickle_write_int(out, 0);
-    saved_put_tuple(out, ndim, shape);
-    saved_put_tuple(out, ndim, strides);
-    pickle_write_op(out, "\x89");
-    pickle_write_global(out, "collections", "OrderedDict");
-    pickle_write_op(out, ")R");
-    if (!storage)
-        pickle_write_global(out, "torch", dtype_to_torch(dtype));
-    pickle_write_op(out, "tR");
-}
-
 /* Returns the box of a tensor that is in a file; SIZE_MAX: none. The boxes of a tensor are in the order of files. */
 static size_t find_saved_box(const struct manifest *manifest, size_t tensor, size_t file)
 {
@@ -82,8 +40,9 @@ static rsd_status put_saved_dict(const struct manifest *manifest, size_t file, s
         if (find_saved_box(manifest, t, file) == SIZE_MAX)
             continue;
         snprintf(key, sizeof key, "%zu", t);
-        put_saved_text(out, tensor->name);
-        saved_put_tensor(out, tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor), key);
+        pickle_write_string(out, tensor->name);
+        saved_put_tensor(out, tensor->dtype, tensor->ndim, tensor_shape(catalog, tensor), NULL, key,
+                         NULL);
     }
     bytes_put(out, "u.", 2);
     return out->failed ? RSD_ENOMEM : RSD_OK;

@@ -5,12 +5,16 @@
 #include "rows.h"
 #include "torch_archive.h"
 
-/* ---- torch_save_write.c ---- */
+/* ---- torch_item_write.c ---- */
 
-/* Write a tuple of numbers; and the call that makes a tensor of a whole storage. */
-void saved_put_tuple(struct bytes *out, int32_t n, const int64_t *values);
+/* Write a tuple of numbers; and the call that makes a tensor of a whole storage. Strides are in elements; NULL:
+ * row-major. `memo` counts the entries of a memo, and the opcodes are those of torch.save: every value is stored,
+ * and short tuples have no mark. NULL: nothing is stored. */
+void saved_put_tuple(struct bytes *out, int32_t n, const int64_t *values, uint32_t *memo);
 void saved_put_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
-                      const char *key);
+                      const int64_t *strides, const char *key, uint32_t *memo);
+
+/* ---- torch_save_write.c ---- */
 
 /* Of both writers of such files. The last one writes the ends of all files. */
 rsd_status saved_place_files(struct manifest *manifest);
