@@ -8,39 +8,29 @@
 #include "torch_item.h"
 
 #include <pthread.h>
-#include <stdio.h>
 
 /* Headers of one checkpoint may have so many bytes, and twice as many as the files that they are in. */
 enum { START_HEADER_NBYTES = 4 << 20, MAX_HEADER_GROWTH = 2 };
 
-struct blob {
-    uint64_t key[2]; /* file and offset */
-    struct catalog names;
-    struct header_set set;
-    uint64_t data;     /* where the bytes of its tensors begin in the file */
-    rsd_status status; /* of the parsing */
-    char *message;
-};
-
-/* A large archive. */
-struct located_archive {
-    uint64_t key[3]; /* file, offset, length */
-    struct torch_view view;
-    struct stored_array array;
-    rsd_status status;
-    char message[512];
+/* A blob with the headers of its tensors, or a large archive with its one tensor. */
+struct cached_item {
+    uint64_t key[3];           /* file, offset, length; 0 for a blob, whose length is not known */
+    rsd_status status;         /* of the parsing */
+    char *message;             /* its error */
+    struct torch_view view;    /* of an archive */
+    struct stored_array array; /* likewise */
+    struct header_set set;     /* of a blob */
+    struct catalog names;      /* in the set */
+    uint64_t data;             /* where the bytes of the blob's tensors begin in the file */
 };
 
 struct item_cache {
     pthread_mutex_t lock;
     struct string_map map;   /* from keys to numbers in the list */
-    struct string_map files; /* that have a blob in the list */
-    struct blob **list;
+    struct string_map files; /* names of those that have a blob in the list */
+    struct cached_item **list;
     size_t n, capacity;
     uint64_t nbytes_left; /* of headers that may still be parsed */
-    struct string_map archive_map;
-    struct located_archive **archives;
-    size_t narchives, archives_capacity;
 };
 
 rsd_status item_cache_open(struct item_cache **out)
@@ -54,12 +44,12 @@ rsd_status item_cache_open(struct item_cache **out)
     return RSD_OK;
 }
 
-static void drop_blob(struct blob *blob)
+static void drop_cached_item(struct cached_item *item)
 {
-    header_set_drop(&blob->set);
-    catalog_drop(&blob->names);
-    mem_free(blob->message);
-    mem_free(blob);
+    header_set_drop(&item->set);
+    catalog_drop(&item->names);
+    mem_free(item->message);
+    mem_free(item);
 }
 
 void item_cache_close(struct item_cache *cache)
@@ -67,11 +57,7 @@ void item_cache_close(struct item_cache *cache)
     if (!cache)
         return;
     for (size_t i = 0; i < cache->n; i++)
-        drop_blob(cache->list[i]);
-    for (size_t i = 0; i < cache->narchives; i++)
-        mem_free(cache->archives[i]);
-    mem_free(cache->archives);
-    string_map_drop(&cache->archive_map);
+        drop_cached_item(cache->list[i]);
     mem_free(cache->list);
     string_map_drop(&cache->map);
     string_map_drop(&cache->files);
@@ -79,18 +65,104 @@ void item_cache_close(struct item_cache *cache)
     mem_free(cache);
 }
 
+static struct slice key_slice(const uint64_t key[3])
+{
+    return (struct slice){(const char *)key, 3 * sizeof *key};
+}
+
+/* Returns the item of a key, or NULL. Requires the lock; what was parsed does not change any more. */
+static struct cached_item *find_cached_item(const struct item_cache *cache, const uint64_t key[3])
+{
+    size_t number;
+    return string_map_find(&cache->map, key_slice(key), &number) ? cache->list[number] : NULL;
+}
+
+/* Returns whether the same bytes always fail in this way. */
+static bool is_lasting(rsd_status status)
+{
+    return !status || status == RSD_EFORMAT || status == RSD_EUNSUPPORTED;
+}
+
+/* Adds an item with the result of its parsing, which is the last error. Takes the item over, also on failure.
+ * Requires the lock. */
+static rsd_status keep_cached_item(struct item_cache *cache, struct cached_item *item,
+                                   rsd_status parsed)
+{
+    item->status = parsed;
+    item->message = text_copy(rsd_error());
+    rsd_status status = item->message ? RSD_OK : RSD_ENOMEM;
+    if (!status)
+        status = mem_grow(&cache->list, &cache->capacity, cache->n + 1, sizeof item);
+    if (!status)
+        status = string_map_add(&cache->map, key_slice(item->key), cache->n);
+    if (status)
+        drop_cached_item(item);
+    else
+        cache->list[cache->n++] = item;
+    return status;
+}
+
+/* ---- archives ---- */
+
+enum { LARGE_NBYTES = 8192 }; /* besides the tensor; less is parsed faster than it is found */
+
+/* Keeps what was found in an archive, also an error. */
+static rsd_status keep_archive(struct item_cache *cache, const struct extent *extent,
+                               const struct torch_view *view, const struct stored_array *array,
+                               rsd_status parsed)
+{
+    struct cached_item *item = mem_new(1, sizeof *item);
+    if (!item)
+        return RSD_ENOMEM;
+    *item = (struct cached_item){
+        .key = {extent->file, extent->offset, extent->nbytes}, .view = *view, .array = *array};
+    pthread_mutex_lock(&cache->lock);
+    rsd_status status = keep_cached_item(cache, item, parsed);
+    pthread_mutex_unlock(&cache->lock);
+    return status;
+}
+
+rsd_status archive_locate(const rsd_checkpoint *checkpoint, const struct extent *extent,
+                          struct torch_view *view, struct stored_array *array)
+{
+    struct item_cache *cache = checkpoint->items;
+    const uint64_t key[3] = {extent->file, extent->offset, extent->nbytes};
+    const struct cached_item *item = NULL;
+    if (extent->nbytes > LARGE_NBYTES) {
+        pthread_mutex_lock(&cache->lock);
+        item = find_cached_item(cache, key);
+        pthread_mutex_unlock(&cache->lock);
+    }
+    if (item) {
+        *view = item->view;
+        *array = item->array;
+        return item->status ? fail(item->status, "%s", item->message) : RSD_OK;
+    }
+    *view = (struct torch_view){0};
+    *array = (struct stored_array){0};
+    rsd_status status = torch_item_locate(checkpoint->store, extent, view, array);
+    view->key = (struct slice){"", 0}; /* it was in the tree */
+    if (extent->nbytes > LARGE_NBYTES && extent->nbytes - LARGE_NBYTES > array->nbytes &&
+        is_lasting(status))
+        TRY(keep_archive(cache, extent, view, array, status));
+    return status;
+}
+
+/* ---- blobs ---- */
+
 /* Takes the length of a header from what may be parsed. A file adds to it with its first blob. */
 static rsd_status take_header_nbytes(struct item_cache *cache, struct store *store, uint32_t file,
                                      uint64_t at)
 {
-    const uint64_t key = file;
+    struct slice name = store->names.list[file];
     unsigned char length[8];
     uint64_t nbytes;
     size_t number;
     TRY(store_stat(store, file, &nbytes, NULL));
-    if (!string_map_find(&cache->files, (struct slice){(const char *)&key, sizeof key}, &number) &&
-        nbytes < UINT64_MAX / 4)
-        cache->nbytes_left += nbytes * MAX_HEADER_GROWTH;
+    if (!string_map_find(&cache->files, name, &number)) {
+        TRY(string_map_add(&cache->files, name, 0));
+        cache->nbytes_left += nbytes < UINT64_MAX / 4 ? nbytes * MAX_HEADER_GROWTH : 0;
+    }
     TRY(store_read(store, file, at, length, sizeof length));
     uint64_t header = little_endian(length, sizeof length);
     if (header > cache->nbytes_left)
@@ -100,122 +172,37 @@ static rsd_status take_header_nbytes(struct item_cache *cache, struct store *sto
     return RSD_OK;
 }
 
-/* Parses a blob, and adds it to the cache, also if it is invalid. */
-static rsd_status add_blob(struct item_cache *cache, struct store *store, uint32_t file,
-                           uint64_t at, struct blob **out)
+/* Parses a blob, and adds it to the cache, also if it is invalid. Requires the lock. */
+static rsd_status add_blob(struct item_cache *cache, struct store *store, const uint64_t key[3])
 {
-    TRY(mem_grow(&cache->list, &cache->capacity, cache->n + 1, sizeof(struct blob *)));
-    struct blob *blob = mem_new(1, sizeof *blob);
+    uint32_t file = (uint32_t)key[0];
+    struct cached_item *blob = mem_new(1, sizeof *blob);
     if (!blob)
         return RSD_ENOMEM;
-    blob->key[0] = file;
-    blob->key[1] = at;
+    memcpy(blob->key, key, sizeof blob->key);
     blob->set = (struct header_set){.catalog = &blob->names, .store = store};
-    rsd_status status = take_header_nbytes(cache, store, file, at);
+    rsd_status status = take_header_nbytes(cache, store, file, key[1]);
     if (!status)
-        status = header_set_add_blob(&blob->set, file, at, &blob->data);
-    if (status && status != RSD_EFORMAT && status != RSD_EUNSUPPORTED) {
-        drop_blob(blob);
-        return status;
-    }
-    blob->status = status;
-    blob->message = text_copy(rsd_error());
-    struct slice key = {(const char *)blob->key, sizeof blob->key};
-    status =
-        blob->message ? string_map_add(&cache->files, (struct slice){key.bytes, 8}, 0) : RSD_ENOMEM;
-    if (!status)
-        status = string_map_add(&cache->map, key, cache->n);
-    if (status) { /* the maps may refer to it */
-        cache->list[cache->n++] = blob;
-        return status;
-    }
-    *out = cache->list[cache->n++] = blob;
-    return RSD_OK;
-}
-
-/* ---- archives ---- */
-
-enum { LARGE_NBYTES = 8192 }; /* besides the tensor; less is parsed faster than it is found */
-
-/* Returns whether an archive was parsed before, and with what result. */
-static bool find_archive(struct item_cache *cache, const uint64_t key[3], struct torch_view *view,
-                         struct stored_array *array, rsd_status *status)
-{
-    size_t number;
-    pthread_mutex_lock(&cache->lock);
-    bool found = string_map_find(&cache->archive_map,
-                                 (struct slice){(const char *)key, 3 * sizeof *key}, &number);
-    if (found) {
-        const struct located_archive *archive = cache->archives[number];
-        *view = archive->view;
-        *array = archive->array;
-        *status = archive->status ? fail(archive->status, "%s", archive->message) : RSD_OK;
-    }
-    pthread_mutex_unlock(&cache->lock);
-    return found;
-}
-
-/* Keeps what was found in an archive, also an error. */
-static rsd_status keep_archive(struct item_cache *cache, const uint64_t key[3],
-                               const struct torch_view *view, const struct stored_array *array,
-                               rsd_status found)
-{
-    struct located_archive *archive = mem_new(1, sizeof *archive);
-    if (!archive)
-        return RSD_ENOMEM;
-    *archive = (struct located_archive){.view = *view, .array = *array, .status = found};
-    memcpy(archive->key, key, sizeof archive->key);
-    snprintf(archive->message, sizeof archive->message, "%s", rsd_error());
-    pthread_mutex_lock(&cache->lock);
-    rsd_status status = mem_grow(&cache->archives, &cache->archives_capacity, cache->narchives + 1,
-                                 sizeof(struct located_archive *));
-    if (!status)
-        status = string_map_add(&cache->archive_map,
-                                (struct slice){(const char *)archive->key, sizeof archive->key},
-                                cache->narchives);
-    if (!status)
-        cache->archives[cache->narchives++] = archive;
-    pthread_mutex_unlock(&cache->lock);
-    if (status)
-        mem_free(archive);
+        status = header_set_add_blob(&blob->set, file, key[1], &blob->data);
+    if (is_lasting(status))
+        return keep_cached_item(cache, blob, status);
+    drop_cached_item(blob);
     return status;
 }
-
-rsd_status archive_locate(const rsd_checkpoint *checkpoint, const struct extent *extent,
-                          struct torch_view *view, struct stored_array *array)
-{
-    struct item_cache *cache = checkpoint->items;
-    const uint64_t key[3] = {extent->file, extent->offset, extent->nbytes};
-    rsd_status status;
-    if (extent->nbytes > LARGE_NBYTES && find_archive(cache, key, view, array, &status))
-        return status;
-    *view = (struct torch_view){0};
-    *array = (struct stored_array){0};
-    status = torch_item_locate(checkpoint->store, extent, view, array);
-    view->key = (struct slice){"", 0}; /* it was in the tree */
-    bool large = extent->nbytes > LARGE_NBYTES && extent->nbytes - LARGE_NBYTES > array->nbytes;
-    if (!large || (status && status != RSD_EFORMAT && status != RSD_EUNSUPPORTED))
-        return status;
-    TRY(keep_archive(cache, key, view, array, status));
-    return status;
-}
-
-/* ---- blobs ---- */
 
 rsd_status blob_find_tensor(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t at,
                             const char *name, struct header_tensor *tensor, uint64_t *begin)
 {
     struct item_cache *cache = checkpoint->items;
-    const uint64_t key[2] = {file, at};
-    struct blob *blob = NULL;
+    const uint64_t key[3] = {file, at, 0};
     rsd_status status = RSD_OK;
-    size_t number;
     pthread_mutex_lock(&cache->lock);
-    if (string_map_find(&cache->map, (struct slice){(const char *)key, sizeof key}, &number))
-        blob = cache->list[number];
-    else
-        status = add_blob(cache, checkpoint->store, file, at, &blob);
-    pthread_mutex_unlock(&cache->lock); /* what was parsed does not change any more */
+    struct cached_item *blob = find_cached_item(cache, key);
+    if (!blob) {
+        status = add_blob(cache, checkpoint->store, key);
+        blob = status ? NULL : cache->list[cache->n - 1];
+    }
+    pthread_mutex_unlock(&cache->lock);
     TRY(status);
     if (blob->status)
         return fail(blob->status, "%s", blob->message);
