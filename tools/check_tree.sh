@@ -12,7 +12,7 @@ builds_on() {
     plan | memory) echo layout ;;
     peer | cuda) echo memory ;;
     exec) echo plan memory peer ;;
-    format) echo layout codec store ;;
+    format) echo memory codec store ;;
     transfer) echo plan memory format ;;
     checkpoint) echo transfer peer ;;
     mpi) echo cli ;;
