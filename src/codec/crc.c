@@ -172,36 +172,29 @@ WIDE static uint64_t by_vectors_of_64(const struct crc *crc, uint64_t state,
     return finish_vectors(crc, vectors, data, n);
 }
 
-int crc_nlevels(void)
-{
-    if (!__builtin_cpu_supports("pclmul"))
-        return 1;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") ? 3 : 2;
-}
-
-uint64_t crc_at_level(int level, enum crc_kind kind, uint64_t state, const void *data, size_t n)
-{
-    if (level >= 2 && n >= 512)
-        return by_vectors_of_64(&kinds[kind], state, data, n);
-    if (level >= 1 && n >= 64)
-        return by_vectors_of_16(&kinds[kind], state, data, n);
-    return by_table(&kinds[kind], state, data, n);
-}
-
-#else
+#endif
 
 int crc_nlevels(void)
 {
+#if HAVE_CLMUL
+    if (__builtin_cpu_supports("pclmul"))
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") ? 3 : 2;
+#endif
     return 1;
 }
 
 uint64_t crc_at_level(int level, enum crc_kind kind, uint64_t state, const void *data, size_t n)
 {
+#if HAVE_CLMUL
+    if (level >= 2 && n >= 512)
+        return by_vectors_of_64(&kinds[kind], state, data, n);
+    if (level >= 1 && n >= 64)
+        return by_vectors_of_16(&kinds[kind], state, data, n);
+#else
     (void)level;
+#endif
     return by_table(&kinds[kind], state, data, n);
 }
-
-#endif
 
 uint64_t crc_update(enum crc_kind kind, uint64_t state, const void *data, size_t n)
 {

@@ -90,7 +90,7 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
                            struct extent extent)
 {
     struct stored_tensor *tensor = &catalog->tensors[catalog->ntensors - 1];
-    const int64_t *shape = catalog->coordinates + tensor->shape;
+    const int64_t *shape = tensor_shape(catalog, tensor);
     char text[BOX_TEXT_NCHARS];
     bool empty = box_is_empty(tensor->ndim, len);
     for (int32_t d = 0; d < tensor->ndim; d++)
@@ -102,7 +102,6 @@ rsd_status catalog_add_box(struct catalog *catalog, const int64_t *lo, const int
     TRY(add_catalog_coordinates(catalog, lo, tensor->ndim));
     TRY(add_catalog_coordinates(catalog, len, tensor->ndim));
     catalog->extents[catalog->nextents++] = extent;
-    tensor = &catalog->tensors[catalog->ntensors - 1];
     tensor->nboxes++;
     return RSD_OK;
 }

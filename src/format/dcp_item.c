@@ -6,8 +6,6 @@
 #include "safetensors.h"
 #include "torch_item.h"
 
-#include <stdio.h>
-
 /* Checks that the tensor in an item has the dtype and the shape that the metadata states. */
 static rsd_status check_stored(const struct stored_tensor *tensor, const int64_t *len,
                                const struct torch_view *view)
@@ -91,31 +89,23 @@ rsd_status dcp_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size
 
 /* ---- the row ---- */
 
-/* __12.metadata */
-static bool is_rank_metadata(const char *name)
-{
-    if (strncmp(name, "__", 2) != 0)
-        return false;
-    size_t ndigits = strspn(name + 2, "0123456789");
-    return ndigits > 0 && strcmp(name + 2 + ndigits, ".metadata") == 0;
-}
-
 static int dcp_probe(const struct store_listing *listing, const struct store_entry *entry,
                      struct slice start)
 {
     (void)listing, (void)start;
+    int64_t rank;
     if (entry->directory)
         return NOT_SURE;
     if (strcmp(entry->base, ".metadata") == 0)
         return SURE_OF_METADATA;
-    return is_rank_metadata(entry->base) ? SURE_OF_RANK_METADATA : NOT_SURE;
+    return name_has_form(entry->base, "__#.metadata", &rank) ? SURE_OF_RANK_METADATA : NOT_SURE;
 }
 
 /* Ranks that have nothing to write leave a data file too, which no metadata mentions. */
 static bool dcp_owns(const char *name)
 {
-    int rank, number, end = 0;
-    return sscanf(name, "__%d_%d.distcp%n", &rank, &number, &end) == 2 && end > 0 && !name[end];
+    int64_t numbers[2];
+    return name_has_form(name, "__#_#.distcp", numbers);
 }
 
 const struct format format_dcp = {.id = RSD_FORMAT_DCP,

@@ -75,14 +75,11 @@ rsd_status metadata_take_transforms(const struct pickle_tree *tree, pickle_node 
 /* Fails, and names the global that the pickle would have called. */
 rsd_status metadata_fail_without(const struct pickle_tree *tree, pickle_node root)
 {
-    enum pickle_kind kind = pickle_kind(tree, root);
-    pickle_node what =
-        kind == NODE_CALL || kind == NODE_OBJECT ? pickle_part(tree, root, NODE_WHAT) : root;
+    char text[GLOBAL_TEXT_NCHARS];
+    pickle_node what = pickle_is_built(tree, root) ? pickle_part(tree, root, NODE_WHAT) : root;
     if (pickle_kind(tree, what) != NODE_GLOBAL)
         return metadata_check(false,
                               "state_dict_metadata is missing; the pickle is not metadata of DCP");
-    struct slice module = pickle_text(tree, pickle_part(tree, what, NODE_WHAT));
-    struct slice name = pickle_text(tree, pickle_part(tree, what, NODE_ARGS));
-    return fail(RSD_EFORMAT, "pickle is not metadata of DCP: it calls %.*s.%.*s, which is refused",
-                slice_width(module, 100), module.bytes, slice_width(name, 100), name.bytes);
+    return fail(RSD_EFORMAT, "pickle is not metadata of DCP: it calls %s, which is refused",
+                pickle_global_text(tree, what, text));
 }

@@ -127,12 +127,11 @@ static rsd_status add_chunks(struct metadata_reader *reader, size_t part, pickle
     return RSD_OK;
 }
 
-/* Reads the dtype and the shape of a tensor. */
-static rsd_status take_metadata_tensor(const struct pickle_tree *tree, pickle_node meta,
+/* Reads the dtype and the shape of a tensor from the state of its TensorStorageMetadata. */
+static rsd_status take_metadata_tensor(const struct pickle_tree *tree, pickle_node state,
                                        rsd_dtype *dtype, int32_t *ndim, int64_t *shape)
 {
-    pickle_node state = pickle_part(tree, meta, NODE_STATE),
-                size = pickle_find(tree, state, "size");
+    pickle_node size = pickle_find(tree, state, "size");
     uint32_t n = pickle_count(tree, size);
     if (n > RSD_MAX_DIMS && pickle_kind(tree, size) == NODE_TUPLE)
         return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
@@ -146,22 +145,23 @@ static rsd_status take_metadata_tensor(const struct pickle_tree *tree, pickle_no
 static rsd_status add_metadata_tensor(struct metadata_reader *reader,
                                       struct metadata_entry *entries, size_t n)
 {
-    const struct pickle_tree *tree = &reader->parts[entries[0].part].tree;
-    rsd_dtype dtype, other_dtype;
-    int32_t ndim, other_ndim;
-    int64_t shape[RSD_MAX_DIMS] = {0}, other[RSD_MAX_DIMS] = {0};
-    TRY(take_metadata_tensor(tree, entries[0].meta, &dtype, &ndim, shape));
-    TRY(catalog_add_tensor(reader->catalog, pickle_text(tree, entries[0].name), dtype, ndim,
-                           shape));
-    struct stored_tensor *tensor = &reader->catalog->tensors[reader->catalog->ntensors - 1];
+    struct catalog *catalog = reader->catalog;
     for (size_t i = 0; i < n; i++) {
-        tree = &reader->parts[entries[i].part].tree;
-        TRY(take_metadata_tensor(tree, entries[i].meta, &other_dtype, &other_ndim, other));
-        TRY(metadata_check(other_dtype == dtype && other_ndim == ndim &&
-                               memcmp(shape, other, (size_t)ndim * sizeof *shape) == 0,
-                           "ranks disagree on the dtype or shape"));
-        entries[i].first_box = tensor->nboxes;
+        const struct pickle_tree *tree = &reader->parts[entries[i].part].tree;
         pickle_node state = pickle_part(tree, entries[i].meta, NODE_STATE);
+        rsd_dtype dtype;
+        int32_t ndim;
+        int64_t shape[RSD_MAX_DIMS] = {0};
+        TRY(take_metadata_tensor(tree, state, &dtype, &ndim, shape));
+        if (i == 0)
+            TRY(catalog_add_tensor(catalog, pickle_text(tree, entries[0].name), dtype, ndim,
+                                   shape));
+        const struct stored_tensor *tensor = &catalog->tensors[catalog->ntensors - 1];
+        TRY(metadata_check(
+            dtype == tensor->dtype && ndim == tensor->ndim &&
+                memcmp(shape, tensor_shape(catalog, tensor), (size_t)ndim * sizeof *shape) == 0,
+            "ranks disagree on the dtype or shape"));
+        entries[i].first_box = tensor->nboxes;
         TRY(add_chunks(reader, entries[i].part, pickle_find(tree, state, "chunks"), ndim));
     }
     return RSD_OK;
@@ -232,7 +232,6 @@ static rsd_status find_data_file(struct metadata_reader *reader, struct slice pa
     return RSD_OK;
 }
 
-/* Marks an extent whose item went through an unknown transform. */
 /* Keeps the names of an item's transforms, one of which is unknown. Equal lists are kept once. */
 static rsd_status keep_transforms(struct metadata_reader *reader, struct slice unknown,
                                   struct slice names, struct extent *extent)

@@ -31,7 +31,7 @@ struct extent {
     uint8_t unknown; /* 1: it went through an unknown transform, whose number is `detail` */
     uint8_t crc32c;  /* enum extent_crc32c */
     uint32_t
-        detail; /* EXTENT_ARRAY, EXTENT_RANGE: number of the array; manifests: number of the box in its rank */
+        detail; /* of EXTENT_ARRAY and EXTENT_RANGE the array; in manifests the box of its rank */
 };
 
 /* How the bytes of a stored box lie in their record, which is a run of bytes with one CRC-32. */
@@ -119,7 +119,8 @@ rsd_status catalog_finish(struct catalog *catalog);
 
 /* Returns EUNSUPPORTED for an item that went through an unknown transform. */
 rsd_status catalog_check_transforms(const struct catalog *catalog, const struct extent *extent);
-rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const char **out);
+rsd_status catalog_copy_text(struct catalog *catalog, const char *text,
+                             const char **out); /* of NULL: *out stays as it is */
 void catalog_drop(struct catalog *catalog);
 
 /* Makes a layout of explicit boxes, in their order. Their rank is 0, or the number of their file. */
@@ -324,8 +325,7 @@ struct format_writer {
     const char *const *file_suffixes;  /* of outputs that are one file; NULL: none */
     bool wide_first;  /* tensors of a file are sorted: the widest elements first, then by name */
     bool fills_files; /* tensors that are not cut fill one file after the other */
-    bool
-        every_rank; /* files per rank, with all that the rank has, and the layouts of the tensors */
+    bool every_rank;  /* files per rank, with all boxes of the rank and the layouts of tensors */
 
     /* Returns EINVAL for options that the format cannot follow. */
     rsd_status (*check)(const rsd_convert_options *options);

@@ -86,13 +86,11 @@ rsd_status key_list_add_directory(struct key_list *keys)
 /* The store may have a file already, since it was found in the directory. */
 static rsd_status add_store_file(struct store *store, struct slice name, uint32_t *file)
 {
-    for (uint32_t i = 0; i < store->names.n && i < 2; i++) {
-        struct slice known = store->names.list[i];
-        if (known.nbytes == name.nbytes && memcmp(known.bytes, name.bytes, name.nbytes) == 0) {
+    for (uint32_t i = 0; i < store->names.n && i < 2; i++)
+        if (slice_equal(store->names.list[i], name)) {
             *file = i;
             return RSD_OK;
         }
-    }
     return store_add_file(store, name, file);
 }
 

@@ -47,12 +47,11 @@ static rsd_status take_extents_list(struct json *j, int64_t *out, int32_t *n)
     }
 }
 
-static rsd_status take_header_dtype(struct json *j, struct header_tensor *tensor, bool *packed)
+static rsd_status take_header_dtype(struct json *j, struct header_tensor *tensor)
 {
     struct slice dtype;
     TRY(json_string(j, &dtype));
     tensor->dtype = dtype_from_safetensors(dtype);
-    *packed = slice_is(dtype, "F4");
     if (!tensor->dtype)
         return fail(RSD_EUNSUPPORTED, "byte %zu: dtype %.*s is not supported", j->at,
                     slice_width(dtype, 40), dtype.bytes);
@@ -74,7 +73,7 @@ static rsd_status take_header_tensor(struct json *j, struct header_tensor *tenso
 {
     int64_t offsets[RSD_MAX_DIMS] = {0};
     int32_t noffsets = 0;
-    bool more, packed = false;
+    bool more;
     unsigned keys = 0;
     TRY(json_enter(j, '{'));
     for (;;) {
@@ -89,7 +88,7 @@ static rsd_status take_header_tensor(struct json *j, struct header_tensor *tenso
             return json_fail(j, "key is not unique");
         keys |= key;
         if (key == DTYPE)
-            TRY(take_header_dtype(j, tensor, &packed));
+            TRY(take_header_dtype(j, tensor));
         else if (key == SHAPE)
             TRY(take_extents_list(j, tensor->shape, &tensor->ndim));
         else
@@ -99,7 +98,7 @@ static rsd_status take_header_tensor(struct json *j, struct header_tensor *tenso
         return json_fail(j, "tensor lacks dtype, shape or two data_offsets");
     if (offsets[0] > offsets[1])
         return json_fail(j, "data_offsets end before they begin");
-    if (packed) { /* two elements a byte; in this library, extents count bytes */
+    if (tensor->dtype == RSD_F4X2) { /* two elements a byte; in this library, extents count bytes */
         if (tensor->ndim == 0 || tensor->shape[tensor->ndim - 1] % 2)
             return json_fail(j, "last dim has an odd number of 4-bit elements");
         tensor->shape[tensor->ndim - 1] /= 2;
@@ -153,18 +152,17 @@ static rsd_status take_pieces(struct header_set *set, struct json *j, struct hea
     }
     if (!tensor)
         return RSD_OK;
-    size_t element_nbytes = 3 * (size_t)tensor->ndim, n = set->npieces - first;
-    if (element_nbytes == 0 || n == 0 || n % element_nbytes)
+    size_t width = 3 * (size_t)tensor->ndim, n = set->npieces - first;
+    if (width == 0 || n == 0 || n % width)
         return json_fail(j, "number of pieces is invalid");
-    for (const int64_t *lo = set->pieces + first; lo < set->pieces + set->npieces;
-         lo += element_nbytes)
+    for (const int64_t *lo = set->pieces + first; lo < set->pieces + set->npieces; lo += width)
         for (int32_t d = 0; d < tensor->ndim; d++) {
             int64_t len = lo[tensor->ndim + d], at = lo[2 * tensor->ndim + d];
             if (at > tensor->shape[d] || len > tensor->shape[d] - at)
                 return json_fail(j, "piece reaches beyond its array");
         }
     tensor->first_piece = first;
-    tensor->npieces = n / element_nbytes;
+    tensor->npieces = n / width;
     tensor->placed = true;
     return RSD_OK;
 }

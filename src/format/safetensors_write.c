@@ -163,7 +163,7 @@ static rsd_status add_header_entry(struct text *out, const struct array_place *p
     return RSD_OK;
 }
 
-/* Makes the header of a file, and sets the offsets of its items and its length. */
+/* Returns whether the arrays of a file begin at whole blocks: some of them are large. */
 static bool is_aligned(const struct manifest *manifest, const struct file_places *places)
 {
     bool large = false;
@@ -289,6 +289,7 @@ static rsd_status place_tensor(struct manifest *manifest, const struct stored_te
     return RSD_OK;
 }
 
+/* Lists the arrays of each file, and makes the headers. */
 static rsd_status safetensors_place(struct manifest *manifest)
 {
     const struct catalog *catalog = &manifest->catalog;

@@ -211,14 +211,11 @@ rsd_status torch_view_check(const struct torch_view *view, uint64_t record_nbyte
 {
     int64_t element_nbytes = (int64_t)rsd_dtype_nbytes(view->dtype), last = view->offset, step,
             nbytes;
-    bool empty = false;
     if (!mul_i64((int64_t)view->storage_count, view->untyped ? 1 : element_nbytes, &nbytes) ||
         (uint64_t)nbytes != record_nbytes)
         return fail(RSD_EFORMAT, "storage of %llu elements does not match its record of %llu bytes",
                     (unsigned long long)view->storage_count, (unsigned long long)record_nbytes);
-    for (int32_t d = 0; d < view->ndim; d++)
-        empty = empty || view->shape[d] == 0;
-    if (empty)
+    if (box_is_empty(view->ndim, view->shape))
         return RSD_OK;
     for (int32_t d = 0; d < view->ndim; d++)
         if (!mul_i64(view->shape[d] - 1, view->strides[d], &step) || !add_i64(last, step, &last))
@@ -245,39 +242,34 @@ void torch_view_set_array(const struct torch_view *view, struct stored_array *ar
 
 /* The first and last bytes of an item, which have everything but the tensor. */
 struct item_windows {
-    struct store *store;
-    uint32_t file;
-    uint64_t offset, nbytes;
-    uint64_t tail; /* offset of the last bytes */
-    size_t nhead, ntail;
-    unsigned char head_bytes[WINDOW_NBYTES], tail_bytes[WINDOW_NBYTES];
+    struct store_range range;
+    uint64_t nbytes;
+    uint64_t head_end, tail_begin; /* between them, bytes are in the file only */
+    unsigned char head[WINDOW_NBYTES], tail[WINDOW_NBYTES];
 };
 
 /* Reads from the start or the end of an item in memory, or else from the file. */
 static rsd_status read_windows(void *context, uint64_t at, void *out, size_t n)
 {
-    const struct item_windows *item = context;
+    struct item_windows *item = context;
     if (at > item->nbytes || n > item->nbytes - at)
         return fail(RSD_EFORMAT, "byte %llu of the archive: archive ends before it",
                     (unsigned long long)at);
-    if (at + n <= item->nhead)
-        memcpy(out, item->head_bytes + at, n);
-    else if (at >= item->tail)
-        memcpy(out, item->tail_bytes + (at - item->tail), n);
-    else
-        return store_read(item->store, item->file, item->offset + at, out, n);
+    if (at + n > item->head_end && at < item->tail_begin)
+        return store_range_read(&item->range, at, out, n);
+    memcpy(out, at + n <= item->head_end ? item->head + at : item->tail + (at - item->tail_begin),
+           n);
     return RSD_OK;
 }
 
 static rsd_status load_windows(struct item_windows *item)
 {
-    item->nhead = item->nbytes < WINDOW_NBYTES ? (size_t)item->nbytes : WINDOW_NBYTES;
-    TRY(store_read(item->store, item->file, item->offset, item->head_bytes, item->nhead));
-    item->ntail = item->nbytes - item->nhead < WINDOW_NBYTES ? (size_t)(item->nbytes - item->nhead)
-                                                             : WINDOW_NBYTES;
-    item->tail = item->nbytes - item->ntail;
-    return store_read(item->store, item->file, item->offset + item->tail, item->tail_bytes,
-                      item->ntail);
+    item->head_end = item->nbytes < WINDOW_NBYTES ? item->nbytes : WINDOW_NBYTES;
+    uint64_t left = item->nbytes - item->head_end;
+    item->tail_begin = item->nbytes - (left < WINDOW_NBYTES ? left : WINDOW_NBYTES);
+    TRY(store_range_read(&item->range, 0, item->head, (size_t)item->head_end));
+    return store_range_read(&item->range, item->tail_begin, item->tail,
+                            (size_t)(item->nbytes - item->tail_begin));
 }
 
 rsd_status torch_find_pickle(struct zip *zip, struct zip_record **pickle)
@@ -352,8 +344,8 @@ rsd_status torch_item_locate(struct store *store, const struct extent *extent,
     struct zip zip;
     if (!item)
         return RSD_ENOMEM;
-    *item = (struct item_windows){
-        .store = store, .file = extent->file, .offset = extent->offset, .nbytes = extent->nbytes};
+    item->range = (struct store_range){store, extent->file, extent->offset};
+    item->nbytes = extent->nbytes;
     *array = (struct stored_array){0};
     rsd_status status = load_windows(item);
     if (!status && !(status = zip_open(&zip, read_windows, item, item->nbytes))) {

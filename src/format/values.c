@@ -33,6 +33,7 @@ static rsd_status decompress_value(struct zstd_reader *zstd, uint64_t stored, st
     return RSD_OK;
 }
 
+/* Reads all of an item, decompressed. */
 rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_value *value,
                          struct bytes *item)
 {
@@ -54,7 +55,7 @@ rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_v
     return store_read(checkpoint->store, extent->file, extent->offset, item->data, item->n);
 }
 
-/* ---- as JSON ---- */
+/* ---- archives ---- */
 
 static rsd_status copy_item(void *context, uint64_t at, void *out, size_t n)
 {
@@ -79,24 +80,7 @@ static rsd_status read_zip_json(struct zip *zip, char **json)
     return status;
 }
 
-static rsd_status read_item_json(const rsd_checkpoint *checkpoint, const struct stored_value *value,
-                                 char **json)
-{
-    struct bytes item = {0};
-    struct zip zip;
-    rsd_status status = checkpoint->format->read_item(checkpoint, value, &item);
-    if (!status)
-        status = zip_open(&zip, copy_item, &item, item.n);
-    if (!status) {
-        status = read_zip_json(&zip, json);
-        zip_close(&zip);
-    }
-    bytes_drop(&item);
-    return status;
-}
-
-/* ---- checking ---- */
-
+/* Checks the CRC-32 of each record. */
 static rsd_status check_archive(struct zip *zip)
 {
     struct zip_record *pickle;
@@ -106,24 +90,26 @@ static rsd_status check_archive(struct zip *zip)
     return RSD_OK;
 }
 
-/* Checks the CRC-32 of each record in the item of a value. */
-static rsd_status check_value_item(const rsd_checkpoint *checkpoint,
-                                   const struct stored_value *value)
+/* Reads the archive of a value as JSON; json NULL: checks it. An archive of any length can be checked, so it is
+ * not read into memory for that, unless it is compressed. */
+static rsd_status read_value_archive(const rsd_checkpoint *checkpoint,
+                                     const struct stored_value *value, char **json)
 {
     const struct extent *extent = &value->extent;
     struct store_range range = {checkpoint->store, extent->file, extent->offset};
+    bool in_file = !json && !extent->nzstd;
     struct bytes item = {0};
     struct zip zip;
     rsd_status status = catalog_check_transforms(&checkpoint->catalog, extent);
-    if (!status && !extent->nzstd)
-        status = store_check_range(checkpoint->store, extent->file, extent->offset, extent->nbytes);
-    else if (!status)
-        status = checkpoint->format->read_item(checkpoint, value, &item);
     if (!status)
-        status = extent->nzstd ? zip_open(&zip, copy_item, &item, item.n)
-                               : zip_open(&zip, store_range_read, &range, extent->nbytes);
+        status = in_file ? store_check_range(checkpoint->store, extent->file, extent->offset,
+                                             extent->nbytes)
+                         : checkpoint->format->read_item(checkpoint, value, &item);
+    if (!status)
+        status = in_file ? zip_open(&zip, store_range_read, &range, extent->nbytes)
+                         : zip_open(&zip, copy_item, &item, item.n);
     if (!status) {
-        status = check_archive(&zip);
+        status = json ? read_zip_json(&zip, json) : check_archive(&zip);
         zip_close(&zip);
     }
     bytes_drop(&item);
@@ -163,7 +149,7 @@ rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value
     *json = NULL;
     TRY(format_check_values(checkpoint));
     begin_value(checkpoint, &budget);
-    rsd_status status = end_value(checkpoint, &budget, read_item_json(checkpoint, value, json));
+    rsd_status status = end_value(checkpoint, &budget, read_value_archive(checkpoint, value, json));
     if (status) {
         mem_free(*json);
         *json = NULL;
@@ -176,5 +162,5 @@ rsd_status value_check(rsd_checkpoint *checkpoint, const struct stored_value *va
     struct budget budget;
     TRY(format_check_values(checkpoint));
     begin_value(checkpoint, &budget);
-    return end_value(checkpoint, &budget, check_value_item(checkpoint, value));
+    return end_value(checkpoint, &budget, read_value_archive(checkpoint, value, NULL));
 }

@@ -126,6 +126,12 @@ static void add_lost_name(struct lost_names *lost, const char *name)
         text_add(&lost->names, ", ...");
 }
 
+/* Returns whether bytes of an extent are behind the end of the file, which has nbytes. */
+static bool is_behind_end(const struct extent *extent, uint32_t file, uint64_t nbytes)
+{
+    return extent->kind != EXTENT_NONE && extent->file == file && extent_end(extent) > nbytes;
+}
+
 /* Lists the tensors and values of a file that lie behind its end. */
 static void list_lost(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t nbytes,
                       struct lost_names *lost)
@@ -133,20 +139,16 @@ static void list_lost(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t 
     const struct catalog *stored = stored_catalog(checkpoint), *catalog = &checkpoint->catalog;
     for (size_t t = 0; t < stored->ntensors; t++) {
         const struct stored_tensor *tensor = &stored->tensors[t];
-        for (size_t box = 0; box < tensor->nboxes; box++) {
-            const struct extent *extent = &stored->extents[tensor->first_extent + box];
-            if (extent->kind != EXTENT_NONE && extent->file == file &&
-                extent_end(extent) > nbytes) {
-                add_lost_name(lost, tensor->name);
-                break;
-            }
-        }
+        size_t box = 0;
+        while (box < tensor->nboxes &&
+               !is_behind_end(&stored->extents[tensor->first_extent + box], file, nbytes))
+            box++;
+        if (box < tensor->nboxes)
+            add_lost_name(lost, tensor->name);
     }
-    for (size_t i = 0; i < catalog->nvalues; i++) {
-        const struct extent *extent = &catalog->values[i].extent;
-        if (extent->kind != EXTENT_NONE && extent->file == file && extent_end(extent) > nbytes)
+    for (size_t i = 0; i < catalog->nvalues; i++)
+        if (is_behind_end(&catalog->values[i].extent, file, nbytes))
             add_lost_name(lost, catalog->values[i].name);
-    }
 }
 
 rsd_status format_check_file(const rsd_checkpoint *checkpoint, uint32_t file, uint64_t end)
