@@ -67,6 +67,7 @@ static rsd_status check_tensor_name(struct slice name)
     return RSD_OK;
 }
 
+/* Adds a tensor without boxes. EFORMAT: its name is empty or has a NUL. EINVAL or ELIMIT: dtype or shape is invalid. */
 rsd_status catalog_add_tensor(struct catalog *catalog, struct slice name, rsd_dtype dtype,
                               int32_t ndim, const int64_t *shape)
 {

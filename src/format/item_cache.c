@@ -92,7 +92,8 @@ static rsd_status keep_cached_item(struct item_cache *cache, struct cached_item 
     item->message = text_copy(rsd_error());
     rsd_status status = item->message ? RSD_OK : RSD_ENOMEM;
     if (!status)
-        status = mem_grow(&cache->list, &cache->capacity, cache->n + 1, sizeof item);
+        status =
+            mem_grow(&cache->list, &cache->capacity, cache->n + 1, sizeof(struct cached_item *));
     if (!status)
         status = string_map_add(&cache->map, key_slice(item->key), cache->n);
     if (status)

@@ -114,6 +114,7 @@ static void hash_values(const struct manifest *manifest, struct hash *hash)
     }
 }
 
+/* Hashes what the output will have: files, tensors with their boxes, and values. Offsets follow from it. */
 void manifest_hash(const struct manifest *manifest, struct hash *hash)
 {
     const struct catalog *catalog = &manifest->catalog;
@@ -139,6 +140,7 @@ void manifest_hash(const struct manifest *manifest, struct hash *hash)
     hash_values(manifest, hash);
 }
 
+/* Frees what the manifest has, in whatever state it is. */
 void manifest_drop(struct manifest *manifest)
 {
     for (size_t i = 0; i < manifest->nfiles; i++) {

@@ -140,6 +140,7 @@ static int safetensors_probe(const struct store_listing *listing, const struct s
     return named ? SURE_OF_SUFFIX : NOT_SURE;
 }
 
+/* Reads the headers of the files of the store, or of those that its index names. */
 static rsd_status safetensors_open(struct store *store, struct catalog *catalog,
                                    const rsd_open_options *options)
 {

@@ -152,6 +152,7 @@ static bool is_torch_index(const char *name)
     return has_suffix(name, ".bin.index.json");
 }
 
+/* An archive or pickle may be a file of safetensors, which has a brace at byte 8. */
 static int torch_save_probe(const struct store_listing *listing, const struct store_entry *entry,
                             struct slice start)
 {
@@ -192,6 +193,7 @@ static rsd_status fail_several(struct store *store, size_t n)
     return status;
 }
 
+/* Reads the one file of the store, or those that its index names. */
 static rsd_status torch_save_open(struct store *store, struct catalog *catalog,
                                   const rsd_open_options *options)
 {
