@@ -240,6 +240,9 @@ def rank_files():
     ranks("ranks_local_shape", local=lambda rank: tensor(count=4, shape=(4, 1), strides=(1, 1)))
     ranks("ranks_local_dtype", local=lambda rank: tensor(count=4, shape=(1, 4), cls="IntStorage"))
     ranks("ranks_local_none", local=lambda rank: NONE)
+    for rank in range(2):
+        write(f"ranks_values_joined/consolidated.0{rank}.pth",
+              saved(state(w=tensor(), step=num(7), seed=num(rank))))
     ranks("ranks_plain_differ", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)))
     ranks("ranks_plain_shapes", whole=lambda rank: tensor(count=4, shape=(1 + 3 * rank,), strides=(1,)))
     ranks("ranks_plain_missing", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)), skip=1)

@@ -2,7 +2,8 @@
  *
  * The caller knows the mesh and the placements. File r has the parts of rank r, in the order of the numbers in
  * the names. Extents of a dim that is cut add up to that of the whole tensor, and every part must have the shape
- * that mesh and placements demand. Tensors that are not cut must be equal in all files.
+ * that mesh and placements demand. Tensors that are not cut must be equal in all files. Values are those of the
+ * first file.
  */
 #include "rank_parts.h"
 
@@ -189,6 +190,47 @@ static rsd_status join_rank_tensors(struct joined_reader *reader, joined_places 
     return RSD_OK;
 }
 
+/* ---- values ---- */
+
+/* Adds a note if a file has a value that file 0 lacks or has with other content. */
+static rsd_status note_different_value(struct joined_reader *reader, size_t file)
+{
+    const struct catalog *first = &reader->files[0].checkpoint.catalog;
+    const struct catalog *other = &reader->files[file].checkpoint.catalog;
+    for (size_t i = 0; i < other->nvalues; i++) {
+        const struct stored_value *value = &other->values[i];
+        size_t index = catalog_find_value(first, value->name);
+        const char *json = index == SIZE_MAX ? NULL : first->values[index].json;
+        if (index != SIZE_MAX && (!json || !value->json || strcmp(json, value->json) == 0))
+            continue;
+        return catalog_add_note(reader->parts.catalog,
+                                "%s has another value %.300s than %s, whose values are read",
+                                store_file_name(reader->store, reader->files[file].file),
+                                value->name, store_file_name(reader->store, reader->files[0].file));
+    }
+    return RSD_OK;
+}
+
+/* Moves the values of file 0 to the catalog of the whole. */
+static rsd_status move_values(struct joined_reader *reader)
+{
+    struct catalog *first = &reader->files[0].checkpoint.catalog, *whole = reader->parts.catalog;
+    for (size_t r = 1; r < reader->nfiles; r++)
+        TRY(note_different_value(reader, r));
+    for (size_t i = 0; i < first->nvalues; i++) {
+        struct stored_value *from = &first->values[i];
+        TRY(catalog_add_value(whole, (struct slice){from->name, strlen(from->name)}, from->extent,
+                              from->json));
+        struct stored_value *value = &whole->values[whole->nvalues - 1];
+        value->pickle = from->pickle;
+        from->json = NULL;
+        from->pickle = (struct bytes){0};
+        TRY(catalog_copy_text(whole, from->path, &value->path));
+        TRY(catalog_copy_text(whole, from->refused, &value->refused));
+    }
+    return RSD_OK;
+}
+
 /* ---- opening ---- */
 
 static rsd_status read_joined(struct joined_reader *reader, const struct store_listing *listing,
@@ -200,6 +242,8 @@ static rsd_status read_joined(struct joined_reader *reader, const struct store_l
     rsd_status status = join_rank_tensors(reader, places, context);
     if (!status)
         status = rank_parts_finish(&reader->parts, &hole, box);
+    if (!status)
+        status = move_values(reader);
     return status ? fail_in(status, "%s: ", reader->store->path) : RSD_OK;
 }
 

@@ -52,6 +52,7 @@ try inspect cut
 try inspect cut/consolidated.00.pth
 try inspect cut --from-mesh tp=2 --from 'w=S(0)'
 try extract cut w whole.npy --from-mesh tp=2 --from 'w=S(0)'
+try inspect "$GOLDEN/../bad/ranks_values_joined" --from-mesh tp=2 --from 'w=S(0)'
 try inspect cut --from-mesh tp=2
 try inspect cut --from-mesh tp=3
 try inspect cut --from-mesh 2x
