@@ -1,6 +1,12 @@
-/* test_base.c - the map of names: finding, replacing, growing, and names that were chosen to collide. */
+/* test_base.c - the map of names: finding, replacing, growing, and names that were chosen to collide; numbers in text. */
 #include "base.h"
+#include "folder.h"
+#include "json.h"
 #include "tap.h"
+
+#include <locale.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 
 enum { NNAMES = 5000, NCHOSEN = 512 };
 
@@ -82,9 +88,55 @@ static void test_chosen_names(void)
     string_map_drop(&other);
 }
 
+/* ---- locales ---- */
+
+/* Makes a locale whose decimal point is a comma: the file LC_NUMERIC as localedef compiles it. */
+static void make_comma_locale(const char *folder)
+{
+    static const char numeric[] =
+        "\x14\x11\x03\x20\6\0\0\0\x20\0\0\0\x22\0\0\0\x24\0\0\0\x28\0\0\0\x2c\0\0\0\x30\0\0\0"
+        ",\0.\0\3\3\0\0,\0\0\0.\0\0\0UTF-8";
+    mkdir(path_in(folder, "comma"), 0777);
+    FILE *file = fopen(path_in(folder, "comma/LC_NUMERIC"), "wb");
+    CHECK(file && fwrite(numeric, sizeof numeric, 1, file) == 1);
+    if (file)
+        fclose(file);
+    setenv("LOCPATH", folder, 1);
+}
+
+static void numbers_in_locales(void)
+{
+    const char *folder = folder_new("locale");
+    struct text text = {0};
+    struct json j;
+    double value = 0;
+    int64_t integer;
+    bool whole;
+    char *chars = NULL, printed[20];
+    CASE("numbers in JSON have a decimal point in every locale of the program");
+    make_comma_locale(folder);
+    CHECK(setlocale(LC_NUMERIC, "comma"), "no such locale");
+    snprintf(printed, sizeof printed, "%.2f", 1.25);
+    CHECK(strcmp(printed, "1,25") == 0, "%s", printed);
+    json_add_float(&text, 1.25);
+    text_add(&text, " ");
+    json_add_float(&text, 1e-5);
+    text_add(&text, " ");
+    json_add_float(&text, 3);
+    OK(text_take(&text, &chars));
+    CHECK(chars && strcmp(chars, "1.25 1e-05 3.0") == 0, "%s", chars);
+    rsd_free(chars);
+    json_start(&j, "1.25", 4);
+    CHECK(json_number(&j, &value, &integer, &whole) == RSD_OK && !whole && value == 1.25);
+    json_drop(&j);
+    setlocale(LC_NUMERIC, "C");
+    folder_remove(folder);
+}
+
 int main(void)
 {
     test_names();
     test_chosen_names();
+    numbers_in_locales();
     return tap_end();
 }
