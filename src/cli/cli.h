@@ -117,6 +117,10 @@ typedef bool input_needs(const void *context, const rsd_tensor_info *tensor,
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
                       input_needs *needs, const void *context);
 
+/* Return a tensor of a checkpoint, and a stored box of one. The numbers must be valid. */
+rsd_tensor_info input_tensor(const rsd_checkpoint *checkpoint, int64_t index);
+rsd_extent input_extent(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box);
+
 /* ---- urls.c: paths that are URLs ---- */
 
 bool urls_is_url(const char *path);
@@ -297,6 +301,11 @@ struct traffic {
     const char *const *row_names; /* of files; NULL: ranks */
 };
 
+/* The files that a picture is written to; NULL: none. */
+struct page_paths {
+    const char *svg, *html;
+};
+
 enum conversion_kind { CONVERT, MERGE, SPLIT, PLAN };
 
 struct conversion {
@@ -310,9 +319,9 @@ struct conversion {
     rsd_io io;      /* of convert and of --verify */
     rsd_dtype cast; /* 0: none */
     const char *config_from;
-    const char *svg, *html; /* PLAN */
-    bool ranks;             /* PLAN: what each rank holds and reads */
-    bool estimate;          /* PLAN and --dry-run: measure, and estimate the time */
+    struct page_paths pages; /* PLAN */
+    bool ranks;              /* PLAN: what each rank holds and reads */
+    bool estimate;           /* PLAN and --dry-run: measure, and estimate the time */
     bool all, json, quiet, verify;
     long long threads;
     int64_t nverified;
@@ -338,10 +347,10 @@ struct rank_loads {
     struct traffic traffic;
 };
 
-/* Each returns EXIT_YES or an exit code. rank_loads_draw writes the pictures that were requested. */
+/* Returns EXIT_YES or an exit code. rank_loads_draw writes the pictures that were requested. */
 int rank_loads_count(struct rank_loads *loads, const struct conversion *request,
                      const rsd_checkpoint *in);
-int rank_loads_draw(const struct rank_loads *loads, const struct conversion *request);
+void rank_loads_draw(const struct rank_loads *loads, const struct conversion *request);
 void rank_loads_print(const struct rank_loads *loads, bool json);
 void rank_loads_drop(struct rank_loads *loads);
 
@@ -428,24 +437,25 @@ void draw_list_files(struct file_list *files, const rsd_checkpoint *checkpoint, 
 void draw_drop_files(struct file_list *files);
 
 /* The file of each box of a stored tensor, in two of its dims. */
-rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tensor);
+void draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tensor);
 
 /* Chooses the two dims of a stored tensor that a picture shows; -1: the tensor has fewer. */
-rsd_status draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
-                            int32_t *across);
+void draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
+                      int32_t *across);
 
 /* ---- page_traffic.c, page_boxes.c: pictures as files ---- */
 
-rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan);
+/* Each ends the process if it cannot write a file. */
+rsd_status page_write_traffic(const struct page_paths *paths, const rsd_plan *plan);
 
 /* What ranks read of the files of a checkpoint. */
-rsd_status page_write_reads(const char *path, bool html, const struct traffic *traffic,
-                            const char *checkpoint, const char *totals);
+void page_write_reads(const struct page_paths *paths, const struct traffic *traffic,
+                      const char *checkpoint, const char *totals);
 
 /* The file of each box of a tensor, and what each file contains. */
-rsd_status page_write_boxes(const char *path, bool html, const char *checkpoint_path,
-                            const rsd_checkpoint *checkpoint, int64_t tensor);
-rsd_status page_write_checkpoint(const char *path, bool html, const char *checkpoint_path,
-                                 const rsd_checkpoint *checkpoint);
+void page_write_boxes(const struct page_paths *paths, const char *checkpoint_path,
+                      const rsd_checkpoint *checkpoint, int64_t tensor);
+void page_write_checkpoint(const struct page_paths *paths, const char *checkpoint_path,
+                           const rsd_checkpoint *checkpoint);
 
 #endif

@@ -418,10 +418,10 @@ static int take_option(struct conversion *request, int option, const char *value
         request->config_from = value;
         return GO_ON;
     case SVG:
-        request->svg = value;
+        request->pages.svg = value;
         return GO_ON;
     case HTML:
-        request->html = value;
+        request->pages.html = value;
         return GO_ON;
     default:
         return input_take_option(option) ? GO_ON : take_flag(request, option);

@@ -143,9 +143,7 @@ static size_t count_slice_elements(const struct tensor_slice *slice)
 /* Adds the slice of one tensor, and checks that NumPy has its dtype. */
 static int add_slice(struct extraction *request, int64_t index)
 {
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-    if (rsd_checkpoint_tensor(request->checkpoint, index, &tensor))
-        return cli_fail_status("extract", RSD_EINVAL);
+    rsd_tensor_info tensor = input_tensor(request->checkpoint, index);
     struct tensor_slice *slice = &request->slices[request->n++];
     const char *problem = slice_parse(request->slice ? request->slice : "", &tensor, slice);
     if (problem)

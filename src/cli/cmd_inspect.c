@@ -20,7 +20,8 @@ static const char inspect_help[] =
         "    ") "  -h, --help        Print this help\n";
 
 struct inspection {
-    const char *path, *tensor, *svg, *html;
+    const char *path, *tensor;
+    struct page_paths pages;
     bool json, tree;
     struct name_filter only;
 };
@@ -52,10 +53,10 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
             request->tree = true;
             break;
         case SVG:
-            request->svg = optarg;
+            request->pages.svg = optarg;
             break;
         case HTML:
-            request->html = optarg;
+            request->pages.html = optarg;
             break;
         default:
             if (input_take_option(option))
@@ -71,25 +72,9 @@ static int read_inspect_options(int argc, char **argv, struct inspection *reques
         return cli_fail("inspect", EXIT_USAGE, "--tree excludes --json and TENSOR");
     if (request->only.rules && request->tensor)
         return cli_fail("inspect", EXIT_USAGE, "--only excludes TENSOR");
-    if ((request->svg || request->html) && request->only.rules)
+    if ((request->pages.svg || request->pages.html) && request->only.rules)
         return cli_fail("inspect", EXIT_USAGE, "--svg and --html exclude --only");
     return GO_ON;
-}
-
-static rsd_tensor_info need_tensor(const rsd_checkpoint *checkpoint, int64_t index)
-{
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-    if (rsd_checkpoint_tensor(checkpoint, index, &tensor))
-        exit(cli_fail_status("inspect", RSD_EINVAL));
-    return tensor;
-}
-
-static rsd_extent need_extent(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t index)
-{
-    rsd_extent stored = {.struct_nbytes = sizeof stored};
-    if (rsd_checkpoint_box(checkpoint, tensor, index, &stored))
-        exit(cli_fail_status("inspect", RSD_EINVAL));
-    return stored;
 }
 
 /* The tensors that are listed, and the widths of columns. */
@@ -112,7 +97,7 @@ static bool lists_value(const struct listing *listing, int64_t index)
 static void print_json_boxes(const rsd_checkpoint *checkpoint, int64_t index, int64_t nboxes)
 {
     for (int64_t i = 0; i < nboxes; i++) {
-        rsd_extent stored = need_extent(checkpoint, index, i);
+        rsd_extent stored = input_extent(checkpoint, index, i);
         const char *file = rsd_checkpoint_file(checkpoint, stored.file);
         printf("%s{\"lo\": ", i ? ", " : "");
         cli_print_json_list(stdout, stored.box.ndim, stored.box.lo);
@@ -129,7 +114,7 @@ static void print_json_boxes(const rsd_checkpoint *checkpoint, int64_t index, in
 
 static void print_json_tensor(const rsd_checkpoint *checkpoint, int64_t index)
 {
-    rsd_tensor_info tensor = need_tensor(checkpoint, index);
+    rsd_tensor_info tensor = input_tensor(checkpoint, index);
     printf("{\"name\": ");
     cli_print_json_string(stdout, tensor.name);
     printf(", \"dtype\": \"%s\", \"shape\": ", rsd_dtype_name(tensor.dtype));
@@ -139,7 +124,7 @@ static void print_json_tensor(const rsd_checkpoint *checkpoint, int64_t index)
     printf("]}");
 }
 
-static int print_json_listing(const struct listing *listing)
+static void print_json_listing(const struct listing *listing)
 {
     rsd_checkpoint *checkpoint = listing->checkpoint;
     printf("{\"format\": \"%s\", \"tensors\": [",
@@ -165,7 +150,6 @@ static int print_json_listing(const struct listing *listing)
         rsd_free(json);
     }
     printf("]}\n");
-    return EXIT_YES;
 }
 
 /* ---- text ---- */
@@ -194,7 +178,7 @@ static void measure_columns(struct listing *listing)
     listing->name_width = LEAST_NAME_WIDTH;
     listing->tensor_width = LEAST_TENSOR_WIDTH;
     for (size_t i = 0; i < listing->n; i++) {
-        rsd_tensor_info tensor = need_tensor(listing->checkpoint, listing->tensors[i]);
+        rsd_tensor_info tensor = input_tensor(listing->checkpoint, listing->tensors[i]);
         const char *name = tensor.name;
         int indent = listing->request->tree ? 2 * find_tree_leaf(&name) : 0;
         widen_column(&listing->name_width, indent + cli_text_width(cli_plain_text(name)),
@@ -217,7 +201,7 @@ static void print_totals(const struct listing *listing)
     const rsd_checkpoint *checkpoint = listing->checkpoint;
     int64_t total = 0; /* a file may claim more than any disk has */
     for (size_t i = 0; i < listing->n; i++)
-        if (__builtin_add_overflow(total, need_tensor(checkpoint, listing->tensors[i]).nbytes,
+        if (__builtin_add_overflow(total, input_tensor(checkpoint, listing->tensors[i]).nbytes,
                                    &total))
             total = INT64_MAX;
     int64_t nvalues = 0;
@@ -325,7 +309,7 @@ static void print_name_tree(const struct listing *listing)
     size_t n = listing->n;
     rsd_tensor_info *tensors = cli_need_memory(calloc(n + 1, sizeof *tensors));
     for (size_t i = 0; i < n; i++)
-        tensors[i] = need_tensor(listing->checkpoint, listing->tensors[i]);
+        tensors[i] = input_tensor(listing->checkpoint, listing->tensors[i]);
     if (n > 1)
         qsort(tensors, n, sizeof *tensors, by_name_parts);
     for (size_t i = 0; i < n; i++) {
@@ -343,14 +327,14 @@ static void print_name_tree(const struct listing *listing)
     free(tensors);
 }
 
-static int print_text_listing(struct listing *listing)
+static void print_text_listing(struct listing *listing)
 {
     measure_columns(listing);
     print_totals(listing);
     if (listing->request->tree)
         print_name_tree(listing);
     for (size_t i = 0; i < listing->n && !listing->request->tree; i++) {
-        rsd_tensor_info tensor = need_tensor(listing->checkpoint, listing->tensors[i]);
+        rsd_tensor_info tensor = input_tensor(listing->checkpoint, listing->tensors[i]);
         print_tensor_line(listing, &tensor, 0, tensor.name);
     }
     for (int64_t i = 0, n = 0; i < rsd_checkpoint_nvalues(listing->checkpoint); i++)
@@ -358,18 +342,6 @@ static int print_text_listing(struct listing *listing)
             printf("%s", n++ || !listing->n ? "" : "\n");
             print_value_line(listing, i);
         }
-    return EXIT_YES;
-}
-
-static rsd_status write_checkpoint_pages(const struct inspection *request,
-                                         const rsd_checkpoint *checkpoint)
-{
-    rsd_status status = RSD_OK;
-    if (request->svg)
-        status = page_write_checkpoint(request->svg, false, request->path, checkpoint);
-    if (!status && request->html)
-        status = page_write_checkpoint(request->html, true, request->path, checkpoint);
-    return status;
 }
 
 static int list_checkpoint(const struct inspection *request, rsd_checkpoint *checkpoint)
@@ -381,14 +353,17 @@ static int list_checkpoint(const struct inspection *request, rsd_checkpoint *che
     int64_t nvalues = 0;
     for (int64_t i = 0; i < rsd_checkpoint_nvalues(checkpoint); i++)
         nvalues += lists_value(&listing, i);
-    int code;
+    int code = EXIT_YES;
     if (request->only.rules && !listing.n && !nvalues)
         code = cli_fail("inspect", EXIT_CANNOT, "--only '%s' matches no tensor and no value",
                         request->only.text);
-    else if (write_checkpoint_pages(request, checkpoint))
-        code = cli_fail_status("inspect", RSD_EINVAL);
-    else
-        code = request->json ? print_json_listing(&listing) : print_text_listing(&listing);
+    else {
+        page_write_checkpoint(&request->pages, request->path, checkpoint);
+        if (request->json)
+            print_json_listing(&listing);
+        else
+            print_text_listing(&listing);
+    }
     free(listing.tensors);
     return code;
 }
@@ -401,12 +376,12 @@ static void print_box_lines(const rsd_checkpoint *checkpoint, int64_t tensor, in
     char *boxes[MOST_LINES];
     int width = 0;
     for (int64_t i = 0; i < n; i++) {
-        rsd_extent stored = need_extent(checkpoint, tensor, i);
+        rsd_extent stored = input_extent(checkpoint, tensor, i);
         boxes[i] = cli_new_box_text(&stored.box);
         widen_column(&width, cli_text_width(boxes[i]), MOST_NAME_WIDTH);
     }
     for (int64_t i = 0; i < n; i++) {
-        rsd_extent stored = need_extent(checkpoint, tensor, i);
+        rsd_extent stored = input_extent(checkpoint, tensor, i);
         const char *file = rsd_checkpoint_file(checkpoint, stored.file);
         printf("  ");
         cli_print_padded(stdout, boxes[i], width);
@@ -424,16 +399,10 @@ static int inspect_tensor(const struct inspection *request, rsd_checkpoint *chec
 {
     int64_t index;
     struct listing listing = {.request = request, .checkpoint = checkpoint, .n = 1};
-    rsd_status status = rsd_checkpoint_find(checkpoint, request->tensor, &index);
-    if (status)
+    if (rsd_checkpoint_find(checkpoint, request->tensor, &index))
         return cli_fail("inspect", EXIT_CANNOT, "%s: %s", request->path, rsd_error());
-    rsd_tensor_info tensor = need_tensor(checkpoint, index);
-    if (request->svg)
-        status = page_write_boxes(request->svg, false, request->path, checkpoint, index);
-    if (!status && request->html)
-        status = page_write_boxes(request->html, true, request->path, checkpoint, index);
-    if (status)
-        return cli_fail_status("inspect", status);
+    rsd_tensor_info tensor = input_tensor(checkpoint, index);
+    page_write_boxes(&request->pages, request->path, checkpoint, index);
     if (request->json) {
         print_json_tensor(checkpoint, index);
         putchar('\n');
@@ -443,7 +412,8 @@ static int inspect_tensor(const struct inspection *request, rsd_checkpoint *chec
     measure_columns(&listing);
     print_tensor_line(&listing, &tensor, 0, tensor.name);
     print_box_lines(checkpoint, index, tensor.nboxes);
-    return cli_fail_status("inspect", draw_boxes(stdout, checkpoint, index));
+    draw_boxes(stdout, checkpoint, index);
+    return EXIT_YES;
 }
 
 int command_inspect(int argc, char **argv)

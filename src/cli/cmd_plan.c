@@ -10,7 +10,7 @@ enum { MOST_RANKS_ON_NODES = 1 << 26 };
 struct plan_request {
     const char *problem;
     bool json, pieces, no_picture;
-    const char *svg, *html;
+    struct page_paths pages;
     int32_t flags;
     long long rank, ranks_per_node; /* -1, 0: not given */
 };
@@ -54,10 +54,10 @@ static int take_problem_option(int option, char **argv, struct plan_request *req
         request->no_picture = true;
         return GO_ON;
     case SVG:
-        request->svg = optarg;
+        request->pages.svg = optarg;
         return GO_ON;
     case HTML:
-        request->html = optarg;
+        request->pages.html = optarg;
         return GO_ON;
     case RANK:
         return cli_parse_number(optarg, 0, INT32_MAX, &request->rank)
@@ -88,7 +88,8 @@ static int read_problem_options(int argc, char **argv, struct plan_request *requ
     }
     if (request->rank >= 0 && !request->pieces)
         return cli_fail("plan", EXIT_USAGE, "--rank needs --pieces");
-    if (request->pieces && (request->flags || request->no_picture || request->svg || request->html))
+    if (request->pieces &&
+        (request->flags || request->no_picture || request->pages.svg || request->pages.html))
         return cli_fail("plan", EXIT_USAGE, "--pieces excludes all other output options");
     if (optind + 1 != argc)
         return cli_fail("plan", EXIT_USAGE,
@@ -140,10 +141,7 @@ static rsd_status print_plan(const rsd_plan *plan, const struct plan_request *re
     rsd_status status = rsd_plan_explain(plan, request->flags, &text);
     if (status)
         return status;
-    if (request->svg)
-        status = page_write_traffic(request->svg, false, plan);
-    if (!status && request->html)
-        status = page_write_traffic(request->html, true, plan);
+    status = page_write_traffic(&request->pages, plan);
     if (!status)
         fputs(text, stdout);
     rsd_free(text);

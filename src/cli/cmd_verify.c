@@ -368,11 +368,8 @@ static int run_digest(struct verification *request)
     struct digest_line *lines = cli_need_memory(calloc(all + 1, sizeof *lines));
     char(*digests)[RSD_DIGEST_NCHARS] = cli_need_memory(calloc(all + 1, sizeof *digests));
     size_t n = (size_t)name_filter_list(&request->only, checkpoint, tensors);
-    for (size_t i = 0; i < n; i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        if (rsd_checkpoint_tensor(checkpoint, tensors[i], &tensor) == RSD_OK)
-            lines[i].name = tensor.name;
-    }
+    for (size_t i = 0; i < n; i++)
+        lines[i].name = input_tensor(checkpoint, tensors[i]).name;
     rsd_status status = rsd_digest(checkpoint, (int64_t)n, tensors, &request->io, digests, NULL);
     progress_end(&request->progress);
     for (size_t i = 0; i < n; i++)

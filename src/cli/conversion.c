@@ -161,10 +161,10 @@ static int convert_and_report(struct conversion *request, rsd_checkpoint *in)
         report_notes(request, in);
     struct rank_loads loads = {0};
     int code = EXIT_YES;
-    if (request->ranks || request->svg || request->html)
+    if (request->ranks || request->pages.svg || request->pages.html)
         code = rank_loads_count(&loads, request, in);
     if (!code && loads.list)
-        code = rank_loads_draw(&loads, request);
+        rank_loads_draw(&loads, request);
     if (!code)
         code = report_print(request, in, &report, &loads);
     rank_loads_drop(&loads);

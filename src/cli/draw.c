@@ -132,12 +132,10 @@ void draw_list_files(struct file_list *files, const rsd_checkpoint *checkpoint, 
     for (int64_t i = 0; i < nfiles; i++)
         files->list[i] = (struct listed_file){rsd_checkpoint_file(checkpoint, i), i, 0, 0};
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor_info info = {.struct_nbytes = sizeof info};
-        if ((tensor >= 0 && i != tensor) || rsd_checkpoint_tensor(checkpoint, i, &info))
-            continue;
-        for (int64_t k = 0; k < info.nboxes; k++) {
-            rsd_extent stored = {.struct_nbytes = sizeof stored};
-            if (rsd_checkpoint_box(checkpoint, i, k, &stored) || stored.file < 0)
+        int64_t nboxes = tensor < 0 || i == tensor ? input_tensor(checkpoint, i).nboxes : 0;
+        for (int64_t k = 0; k < nboxes; k++) {
+            rsd_extent stored = input_extent(checkpoint, i, k);
+            if (stored.file < 0)
                 continue;
             files->list[stored.file].nboxes++;
             files->list[stored.file].nbytes += (int64_t)stored.nbytes;
@@ -204,17 +202,15 @@ static void paint_box(struct box_picture *picture, const rsd_tensor_info *tensor
 }
 
 /* Chooses the first two dims that are sharded, else the last ones. */
-rsd_status draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t index, int32_t *down,
-                            int32_t *across)
+void draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t index, int32_t *down,
+                      int32_t *across)
 {
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-    rsd_extent stored = {.struct_nbytes = sizeof stored};
+    rsd_tensor_info tensor = input_tensor(checkpoint, index);
     bool sharded[RSD_MAX_DIMS] = {false};
     int32_t chosen[2], n = 0;
-    rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
-    for (int64_t i = 0; i < tensor.nboxes && !status; i++) {
-        status = rsd_checkpoint_box(checkpoint, index, i, &stored);
-        for (int32_t d = 0; d < tensor.ndim && !status; d++)
+    for (int64_t i = 0; i < tensor.nboxes; i++) {
+        rsd_extent stored = input_extent(checkpoint, index, i);
+        for (int32_t d = 0; d < tensor.ndim; d++)
             sharded[d] = sharded[d] || stored.box.len[d] < tensor.shape[d];
     }
     for (int32_t d = 0; d < tensor.ndim && n < 2; d++)
@@ -230,20 +226,17 @@ rsd_status draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t index, int
     }
     *across = n > 0 ? chosen[n - 1] : -1;
     *down = n > 1 ? chosen[0] : -1;
-    return status;
 }
 
-static rsd_status open_box_picture(struct box_picture *picture, const rsd_checkpoint *checkpoint,
-                                   int64_t index, const rsd_tensor_info *tensor)
+static void open_box_picture(struct box_picture *picture, const rsd_checkpoint *checkpoint,
+                             int64_t index, const rsd_tensor_info *tensor)
 {
-    rsd_status status =
-        draw_choose_dims(checkpoint, index, &picture->rows_dim, &picture->columns_dim);
+    draw_choose_dims(checkpoint, index, &picture->rows_dim, &picture->columns_dim);
     picture->nrows = picture->rows_dim < 0 ? 1 : tensor->shape[picture->rows_dim];
     picture->ncolumns = picture->columns_dim < 0 ? 1 : tensor->shape[picture->columns_dim];
     picture->nrows = picture->nrows < MOST_ROWS ? picture->nrows : MOST_ROWS;
     picture->ncolumns = picture->ncolumns < MOST_COLUMNS ? picture->ncolumns : MOST_COLUMNS;
     memset(picture->marks, '.', sizeof picture->marks);
-    return status;
 }
 
 /* Prints which mark stands for which file. */
@@ -256,21 +249,17 @@ static void print_legend(FILE *out, const struct file_list *files)
         fprintf(out, "  ... and %zu more files\n", files->n - MOST_LEGEND);
 }
 
-rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index)
+void draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index)
 {
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_tensor_info tensor = input_tensor(checkpoint, index);
     struct box_picture picture = {.files = {0}};
-    rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
-    if (status || tensor.nbytes == 0)
-        return status;
-    status = open_box_picture(&picture, checkpoint, index, &tensor);
-    if (status)
-        return status;
+    if (tensor.nbytes == 0)
+        return;
+    open_box_picture(&picture, checkpoint, index, &tensor);
     draw_list_files(&picture.files, checkpoint, index);
     for (int64_t i = 0; i < tensor.nboxes; i++) {
-        rsd_extent stored = {.struct_nbytes = sizeof stored};
-        if (rsd_checkpoint_box(checkpoint, index, i, &stored) == RSD_OK)
-            paint_box(&picture, &tensor, &stored);
+        rsd_extent stored = input_extent(checkpoint, index, i);
+        paint_box(&picture, &tensor, &stored);
     }
     fprintf(out, "\nfile of each element");
     if (picture.rows_dim >= 0)
@@ -283,5 +272,4 @@ rsd_status draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t index
         fprintf(out, "  %.*s\n", (int)picture.ncolumns, picture.marks[r]);
     print_legend(out, &picture.files);
     draw_drop_files(&picture.files);
-    return RSD_OK;
 }

@@ -152,6 +152,24 @@ int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **
     return code;
 }
 
+rsd_tensor_info input_tensor(const rsd_checkpoint *checkpoint, int64_t index)
+{
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_status status = rsd_checkpoint_tensor(checkpoint, index, &tensor);
+    if (status)
+        exit(cli_fail_status(NULL, status));
+    return tensor;
+}
+
+rsd_extent input_extent(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box)
+{
+    rsd_extent extent = {.struct_nbytes = sizeof extent};
+    rsd_status status = rsd_checkpoint_box(checkpoint, tensor, box, &extent);
+    if (status)
+        exit(cli_fail_status(NULL, status));
+    return extent;
+}
+
 /* Marks the files that have an extent which is needed. */
 static bool *mark_files(const rsd_checkpoint *checkpoint, input_needs *needs, const void *context)
 {
@@ -159,14 +177,12 @@ static bool *mark_files(const rsd_checkpoint *checkpoint, input_needs *needs, co
     bool *marks = cli_need_memory(calloc(nfiles + 1, 1));
     memset(marks, !needs, nfiles);
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint) && needs; i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        rsd_extent extent = {.struct_nbytes = sizeof extent};
-        if (rsd_checkpoint_tensor(checkpoint, i, &tensor))
-            continue;
-        for (int64_t k = 0; k < tensor.nboxes; k++)
-            if (rsd_checkpoint_box(checkpoint, i, k, &extent) == RSD_OK && extent.file >= 0 &&
-                needs(context, &tensor, &extent))
+        rsd_tensor_info tensor = input_tensor(checkpoint, i);
+        for (int64_t k = 0; k < tensor.nboxes; k++) {
+            rsd_extent extent = input_extent(checkpoint, i, k);
+            if (extent.file >= 0 && needs(context, &tensor, &extent))
                 marks[extent.file] = true;
+        }
     }
     return marks;
 }

@@ -25,13 +25,11 @@ int64_t name_filter_list(const struct name_filter *filter, const rsd_checkpoint 
 {
     int64_t n = 0;
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(checkpoint); i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        if (rsd_checkpoint_tensor(checkpoint, i, &tensor) == RSD_OK &&
-            name_filter_selects(filter, tensor.name)) {
-            if (tensors)
-                tensors[n] = i;
-            n++;
-        }
+        if (!name_filter_selects(filter, input_tensor(checkpoint, i).name))
+            continue;
+        if (tensors)
+            tensors[n] = i;
+        n++;
     }
     return n;
 }

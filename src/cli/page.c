@@ -154,23 +154,29 @@ static void print_page_head(FILE *out, const char *title)
           out);
 }
 
-rsd_status page_write(const char *path, bool html, const struct page_content *content)
+static void write_page_file(const char *path, bool html, const struct page_content *content)
 {
     struct out_file file;
-    rsd_status status = RSD_OK;
-    if (out_file_open(&file, path, true)) {
-        if (html)
-            print_page_head(file.stream, content->title);
-        status = content->svg(file.stream, content->context);
-        if (html)
-            fputs("<p>Point at a rectangle to show its numbers.</p>\n", file.stream);
-        if (html && content->table && !status)
-            status = content->table(file.stream, content->context);
-        if (html)
-            fputs("</body></html>\n", file.stream);
+    if (!path)
+        return;
+    bool opened = out_file_open(&file, path, true);
+    if (opened && html)
+        print_page_head(file.stream, content->title);
+    if (opened)
+        content->svg(file.stream, content->context);
+    if (opened && html) {
+        fputs("<p>Point at a rectangle to show its numbers.</p>\n", file.stream);
+        if (content->table)
+            content->table(file.stream, content->context);
+        fputs("</body></html>\n", file.stream);
     }
-    free(content->title);
-    if (!out_file_close(&file, !status) && !status)
+    if (!out_file_close(&file, opened))
         exit(cli_fail(NULL, EXIT_IO, "%s: %s", path, strerror(errno)));
-    return status;
+}
+
+void page_write(const struct page_paths *paths, const struct page_content *content)
+{
+    write_page_file(paths->svg, false, content);
+    write_page_file(paths->html, true, content);
+    free(content->title);
 }

@@ -6,7 +6,7 @@
 
 enum { PAGE_LINE = 18 }; /* the height of a line of text */
 
-typedef rsd_status page_print(FILE *out, const void *context);
+typedef void page_print(FILE *out, const void *context);
 
 /* What a page shows. */
 struct page_content {
@@ -16,8 +16,8 @@ struct page_content {
     const void *context;
 };
 
-/* Writes a page as SVG or HTML. The title is freed. */
-rsd_status page_write(const char *path, bool html, const struct page_content *content);
+/* Writes a page to each path that is set. Ends the process if it cannot. The title is freed. */
+void page_write(const struct page_paths *paths, const struct page_content *content);
 
 /* Start and end the picture. The first line is the title. */
 void page_start_svg(FILE *out, int width, int height, const char *title);

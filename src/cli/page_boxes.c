@@ -101,11 +101,10 @@ static void print_file_legend(FILE *out, const struct tensor_page *page, double 
                         files->n - shown);
 }
 
-static rsd_status print_tensor_svg(FILE *out, const void *context)
+static void print_tensor_svg(FILE *out, const void *context)
 {
     const struct tensor_page *page = context;
     const rsd_tensor_info *info = &page->info;
-    rsd_status status = RSD_OK;
     size_t nlines = page->files.n < MOST_LEGEND ? page->files.n : MOST_LEGEND + 1;
     double legend = TOP + PAGE_LINE * (double)nlines, bottom = TOP + page->height + 48;
     char *name = page_shorten(info->name, 110);
@@ -132,27 +131,22 @@ static rsd_status print_tensor_svg(FILE *out, const void *context)
                         (int)page->down, (int)page->across, (int)info->ndim);
     double frame[4] = {LEFT, TOP, WIDTH, page->height};
     page_print_rect(out, frame, "fill=\"#8881\" stroke=\"#888\"", NULL);
-    for (int64_t i = 0; i < info->nboxes && i < MOST_PARTS && !status && info->nbytes; i++) {
-        rsd_extent stored = {.struct_nbytes = sizeof stored};
-        status = rsd_checkpoint_box(page->files.checkpoint, page->tensor, i, &stored);
-        if (!status)
-            print_tensor_box(out, page, &stored);
+    for (int64_t i = 0; i < info->nboxes && i < MOST_PARTS && info->nbytes; i++) {
+        rsd_extent stored = input_extent(page->files.checkpoint, page->tensor, i);
+        print_tensor_box(out, page, &stored);
     }
     print_tensor_axes(out, page);
     print_file_legend(out, page, LEFT + WIDTH + 24);
     page_end_svg(out);
-    return status;
 }
 
-static rsd_status print_box_table(FILE *out, const void *context)
+static void print_box_table(FILE *out, const void *context)
 {
     const struct tensor_page *page = context;
-    rsd_status status = RSD_OK;
     fputs("<table><tr><th>box</th><th class=\"text\">file</th><th>byte</th><th>size</th></tr>\n",
           out);
-    for (int64_t i = 0; i < page->info.nboxes && i < MOST_PARTS && !status; i++) {
-        rsd_extent stored = {.struct_nbytes = sizeof stored};
-        status = rsd_checkpoint_box(page->files.checkpoint, page->tensor, i, &stored);
+    for (int64_t i = 0; i < page->info.nboxes && i < MOST_PARTS; i++) {
+        rsd_extent stored = input_extent(page->files.checkpoint, page->tensor, i);
         const char *file = rsd_checkpoint_file(page->files.checkpoint, stored.file);
         char *where = cli_new_box_text(&stored.box);
         fprintf(out, "<tr><td>%s</td><td class=\"text\">", where);
@@ -162,21 +156,16 @@ static rsd_status print_box_table(FILE *out, const void *context)
         free(where);
     }
     fputs("</table>\n", out);
-    return status;
 }
 
-rsd_status page_write_boxes(const char *path, bool html, const char *checkpoint_path,
-                            const rsd_checkpoint *checkpoint, int64_t tensor)
+void page_write_boxes(const struct page_paths *paths, const char *checkpoint_path,
+                      const rsd_checkpoint *checkpoint, int64_t tensor)
 {
     struct tensor_page page = {.path = checkpoint_path,
-                               .info.struct_nbytes = sizeof page.info,
+                               .info = input_tensor(checkpoint, tensor),
                                .tensor = tensor,
                                .height = LEAST_HEIGHT};
-    rsd_status status = rsd_checkpoint_tensor(checkpoint, tensor, &page.info);
-    if (!status)
-        status = draw_choose_dims(checkpoint, tensor, &page.down, &page.across);
-    if (status)
-        return status;
+    draw_choose_dims(checkpoint, tensor, &page.down, &page.across);
     if (page.down >= 0 && page.info.nbytes > 0)
         page.height =
             WIDTH * (double)page.info.shape[page.down] / (double)page.info.shape[page.across];
@@ -184,13 +173,11 @@ rsd_status page_write_boxes(const char *path, bool html, const char *checkpoint_
                   : page.height > MOST_HEIGHT ? MOST_HEIGHT
                                               : page.height;
     draw_list_files(&page.files, checkpoint, tensor);
-    status = page_write(path, html,
-                        &(struct page_content){.title = cli_new_text("%s", page.info.name),
-                                               .svg = print_tensor_svg,
-                                               .table = print_box_table,
-                                               .context = &page});
+    page_write(paths, &(struct page_content){.title = cli_new_text("%s", page.info.name),
+                                             .svg = print_tensor_svg,
+                                             .table = print_box_table,
+                                             .context = &page});
     draw_drop_files(&page.files);
-    return status;
 }
 
 /* ---- a checkpoint ---- */
@@ -214,19 +201,18 @@ struct checkpoint_page {
 /* Finds the parts that all names begin with. */
 static size_t find_common_start(const rsd_checkpoint *checkpoint)
 {
-    rsd_tensor_info first = {.struct_nbytes = sizeof first}, other = first;
-    if (rsd_checkpoint_ntensors(checkpoint) < 2 || rsd_checkpoint_tensor(checkpoint, 0, &first))
+    if (rsd_checkpoint_ntensors(checkpoint) < 2)
         return 0;
-    size_t common = strlen(first.name);
+    const char *first = input_tensor(checkpoint, 0).name;
+    size_t common = strlen(first);
     for (int64_t i = 1; i < rsd_checkpoint_ntensors(checkpoint); i++) {
+        const char *other = input_tensor(checkpoint, i).name;
         size_t n = 0;
-        if (rsd_checkpoint_tensor(checkpoint, i, &other))
-            continue;
-        while (n < common && first.name[n] == other.name[n])
+        while (n < common && first[n] == other[n])
             n++;
         common = n;
     }
-    while (common > 0 && first.name[common - 1] != '.')
+    while (common > 0 && first[common - 1] != '.')
         common--;
     return common;
 }
@@ -253,9 +239,7 @@ static void group_names(struct checkpoint_page *page)
 {
     page->common = find_common_start(page->checkpoint);
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(page->checkpoint); i++) {
-        rsd_tensor_info info = {.struct_nbytes = sizeof info};
-        if (rsd_checkpoint_tensor(page->checkpoint, i, &info))
-            continue;
+        rsd_tensor_info info = input_tensor(page->checkpoint, i);
         struct name_group *group = &page->groups[find_name_group(page, info.name)];
         group->ntensors++;
         if (__builtin_add_overflow(group->nbytes, info.nbytes, &group->nbytes) ||
@@ -270,13 +254,11 @@ static void print_bar_parts(FILE *out, struct checkpoint_page *page, double x, d
 {
     double *at = cli_need_memory(calloc(page->files.n + 1, sizeof *at));
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(page->checkpoint); i++) {
-        rsd_tensor_info info = {.struct_nbytes = sizeof info};
-        if (rsd_checkpoint_tensor(page->checkpoint, i, &info))
-            continue;
+        rsd_tensor_info info = input_tensor(page->checkpoint, i);
         size_t group = find_name_group(page, info.name);
         for (int64_t k = 0; k < info.nboxes; k++) {
-            rsd_extent stored = {.struct_nbytes = sizeof stored};
-            if (rsd_checkpoint_box(page->checkpoint, i, k, &stored) || stored.file < 0)
+            rsd_extent stored = input_extent(page->checkpoint, i, k);
+            if (stored.file < 0)
                 continue;
             size_t bar = (size_t)page->files.position[stored.file];
             double box[4] = {x + at[bar], TOP + 24 + BAR * (double)bar,
@@ -335,7 +317,7 @@ static void print_group_legend(FILE *out, const struct checkpoint_page *page)
     }
 }
 
-static rsd_status print_checkpoint_svg(FILE *out, const void *context)
+static void print_checkpoint_svg(FILE *out, const void *context)
 {
     struct checkpoint_page page = *(const struct checkpoint_page *)context;
     size_t shown = page.files.n < MOST_BARS ? page.files.n : MOST_BARS;
@@ -380,20 +362,16 @@ static rsd_status print_checkpoint_svg(FILE *out, const void *context)
     if (shown < page.files.n)
         page_print_text(out, 16, bottom + 36, "", "... and %zu more files", page.files.n - shown);
     page_end_svg(out);
-    return RSD_OK;
 }
 
-static rsd_status print_tensor_table(FILE *out, const void *context)
+static void print_tensor_table(FILE *out, const void *context)
 {
     const struct checkpoint_page *page = context;
     fputs("<table><tr><th>tensor</th><th class=\"text\">dtype and shape</th><th>size</th>"
           "<th>boxes</th></tr>\n",
           out);
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(page->checkpoint); i++) {
-        rsd_tensor_info info = {.struct_nbytes = sizeof info};
-        rsd_status status = rsd_checkpoint_tensor(page->checkpoint, i, &info);
-        if (status)
-            return status;
+        rsd_tensor_info info = input_tensor(page->checkpoint, i);
         fputs("<tr><td>", out);
         page_print_xml(out, cli_plain_text(info.name));
         fprintf(out, "</td><td class=\"text\">%s</td><td>%s</td><td>%lld</td></tr>\n",
@@ -401,22 +379,21 @@ static rsd_status print_tensor_table(FILE *out, const void *context)
                 (long long)info.nboxes);
     }
     fputs("</table>\n", out);
-    return RSD_OK;
 }
 
-rsd_status page_write_checkpoint(const char *path, bool html, const char *checkpoint_path,
-                                 const rsd_checkpoint *checkpoint)
+void page_write_checkpoint(const struct page_paths *paths, const char *checkpoint_path,
+                           const rsd_checkpoint *checkpoint)
 {
+    if (!paths->svg && !paths->html)
+        return;
     struct checkpoint_page page = {.path = checkpoint_path, .checkpoint = checkpoint};
     draw_list_files(&page.files, checkpoint, -1);
     group_names(&page);
-    rsd_status status = page_write(path, html,
-                                   &(struct page_content){.title = cli_new_text("%s", page.path),
-                                                          .svg = print_checkpoint_svg,
-                                                          .table = print_tensor_table,
-                                                          .context = &page});
+    page_write(paths, &(struct page_content){.title = cli_new_text("%s", page.path),
+                                             .svg = print_checkpoint_svg,
+                                             .table = print_tensor_table,
+                                             .context = &page});
     for (size_t i = 0; i < page.ngroups; i++)
         free(page.groups[i].name);
     draw_drop_files(&page.files);
-    return status;
 }

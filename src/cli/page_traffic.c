@@ -167,7 +167,7 @@ static void print_traffic_legend(FILE *out, const struct traffic_page *page, dou
     page_print_text(out, x + STEP_WIDTH + 8, y + PAGE_LINE + 11, "", "stays on its rank");
 }
 
-static rsd_status print_traffic_svg(FILE *out, const void *context)
+static void print_traffic_svg(FILE *out, const void *context)
 {
     const struct traffic_page *page = context;
     const struct traffic *traffic = page->traffic;
@@ -196,11 +196,12 @@ static rsd_status print_traffic_svg(FILE *out, const void *context)
             print_traffic_square(out, page, row, column);
     print_traffic_legend(out, page, TOP + height + below);
     page_end_svg(out);
-    return RSD_OK;
 }
 
-rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan)
+rsd_status page_write_traffic(const struct page_paths *paths, const rsd_plan *plan)
 {
+    if (!paths->svg && !paths->html)
+        return RSD_OK;
     struct traffic traffic = {0};
     char *problem = NULL;
     rsd_totals totals = {.struct_nbytes = sizeof totals};
@@ -223,10 +224,9 @@ rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan)
                                     .sent = "sent",
                                     .received = "received"};
         measure_traffic(&page);
-        status = page_write(path, html,
-                            &(struct page_content){.title = cli_new_text("%s", page.title),
-                                                   .svg = print_traffic_svg,
-                                                   .context = &page});
+        page_write(paths, &(struct page_content){.title = cli_new_text("%s", page.title),
+                                                 .svg = print_traffic_svg,
+                                                 .context = &page});
         free(short_problem);
         free(line);
     }
@@ -235,8 +235,8 @@ rsd_status page_write_traffic(const char *path, bool html, const rsd_plan *plan)
     return status;
 }
 
-rsd_status page_write_reads(const char *path, bool html, const struct traffic *traffic,
-                            const char *checkpoint, const char *totals)
+void page_write_reads(const struct page_paths *paths, const struct traffic *traffic,
+                      const char *checkpoint, const char *totals)
 {
     char *name = page_shorten(checkpoint, 120);
     char *title = cli_new_text("Bytes that each rank reads of %s", name);
@@ -247,11 +247,9 @@ rsd_status page_write_reads(const char *path, bool html, const struct traffic *t
                                 .sent = "read",
                                 .received = "read"};
     measure_traffic(&page);
-    rsd_status status = page_write(path, html,
-                                   &(struct page_content){.title = cli_new_text("%s", title),
-                                                          .svg = print_traffic_svg,
-                                                          .context = &page});
+    page_write(paths, &(struct page_content){.title = cli_new_text("%s", title),
+                                             .svg = print_traffic_svg,
+                                             .context = &page});
     free(title);
     free(name);
-    return status;
 }

@@ -78,12 +78,10 @@ static rsd_status visit_tensors(struct rank_loads *loads, const struct conversio
 {
     rsd_status status = RSD_OK;
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(in) && !status; i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = input_tensor(in, i);
         rsd_layout *layout = NULL;
         rsd_dtype dtype = 0;
-        status = rsd_checkpoint_tensor(in, i, &tensor);
-        if (!status)
-            status = map_load(request, &tensor, &dtype, &layout);
+        status = map_load(request, &tensor, &dtype, &layout);
         if (!status && layout && count_ranks)
             loads->nranks =
                 rsd_layout_world(layout) > loads->nranks ? rsd_layout_world(layout) : loads->nranks;
@@ -106,13 +104,12 @@ static void list_tensor_files(struct rank_loads *loads, const rsd_checkpoint *in
     loads->rows = cli_need_memory(calloc(nfiles + 1, sizeof *loads->rows));
     loads->names = cli_need_memory(calloc(nfiles + 1, sizeof *loads->names));
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(in); i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        rsd_extent extent = {.struct_nbytes = sizeof extent};
-        if (rsd_checkpoint_tensor(in, i, &tensor))
-            continue;
-        for (int64_t k = 0; k < tensor.nboxes; k++)
-            if (rsd_checkpoint_box(in, i, k, &extent) == RSD_OK && extent.file >= 0)
-                loads->rows[extent.file] = 1;
+        int64_t nboxes = input_tensor(in, i).nboxes;
+        for (int64_t k = 0; k < nboxes; k++) {
+            int64_t file = input_extent(in, i, k).file;
+            if (file >= 0)
+                loads->rows[file] = 1;
+        }
     }
     for (size_t i = 0; i < nfiles; i++)
         if (loads->rows[i])
@@ -165,7 +162,7 @@ void rank_loads_print(const struct rank_loads *loads, bool json)
     printf("%s", json ? "]" : "");
 }
 
-int rank_loads_draw(const struct rank_loads *loads, const struct conversion *request)
+void rank_loads_draw(const struct rank_loads *loads, const struct conversion *request)
 {
     int64_t nread = 0, most = 0;
     for (int64_t i = 0; i < loads->nranks; i++) {
@@ -176,13 +173,8 @@ int rank_loads_draw(const struct rank_loads *loads, const struct conversion *req
         cli_new_text("%lld rank%s read %s of %lld file%s; a rank holds at most %s",
                      (long long)loads->nranks, loads->nranks == 1 ? "" : "s", cli_size_text(nread),
                      (long long)loads->nfiles, loads->nfiles == 1 ? "" : "s", cli_size_text(most));
-    rsd_status status = RSD_OK;
-    if (request->svg)
-        status = page_write_reads(request->svg, false, &loads->traffic, request->in, totals);
-    if (!status && request->html)
-        status = page_write_reads(request->html, true, &loads->traffic, request->in, totals);
+    page_write_reads(&request->pages, &loads->traffic, request->in, totals);
     free(totals);
-    return cli_fail_status(request->verb, status);
 }
 
 void rank_loads_drop(struct rank_loads *loads)

@@ -124,9 +124,7 @@ static void note_not_cast(const struct conversion *request, const rsd_checkpoint
 {
     struct name_sample names = {0};
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(in) && request->cast; i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-        if (rsd_checkpoint_tensor(in, i, &tensor))
-            continue;
+        rsd_tensor_info tensor = input_tensor(in, i);
         rsd_tensor_target target = {
             .struct_nbytes = sizeof target, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
         if (rsd_rules_map(request->rules, &tensor, &target) == RSD_OK && target.keep &&
@@ -162,10 +160,9 @@ void report_notes(const struct conversion *request, const rsd_checkpoint *in)
     struct name_sample tensors = {0}, values = {0};
     bool fsdp = request->convert.format == RSD_FORMAT_FSDP, with_states = false;
     for (int64_t i = 0; i < rsd_checkpoint_ntensors(in); i++) {
-        rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+        rsd_tensor_info tensor = input_tensor(in, i);
         rsd_tensor_target target = {.struct_nbytes = sizeof target, .keep = 1};
-        if (rsd_checkpoint_tensor(in, i, &tensor) == RSD_OK &&
-            rsd_rules_map(request->rules, &tensor, &target) == RSD_OK) {
+        if (rsd_rules_map(request->rules, &tensor, &target) == RSD_OK) {
             if (!target.keep)
                 name_sample_add(&tensors, tensor.name);
             else if (target.name && is_of_optimizer(target.name))
