@@ -47,23 +47,27 @@ bool urls_is_root(const char *path)
     return host && (!slash || !slash[1]);
 }
 
-/* Returns how many arguments an option takes, itself included: 0 if it is another one, -1 if it lacks its
- * value. */
-static int take_url_option(char **argv, int left)
+/* Takes an option for URLs. Returns how many arguments it takes, itself included: 0 if it is another one, -1 after a
+ * message. */
+static int take_url_option(const char *verb, char **argv, int left)
 {
     for (const struct url_option *option = url_options; option < url_options + NOPTIONS; option++) {
         size_t n = strlen(option->name);
         if (strncmp(argv[0], option->name, n) != 0 || (argv[0][n] && argv[0][n] != '='))
             continue;
-        if (option->is_flag) {
-            urls.options.anonymous = 1;
-            return argv[0][n] ? -1 : 1;
-        }
-        if (!argv[0][n] && left < 2)
+        bool joined = argv[0][n] == '=';
+        bool missing = !option->is_flag && !joined && left < 2;
+        if (missing || (option->is_flag && joined)) {
+            cli_fail(verb, EXIT_USAGE, "option %s %s", option->name,
+                     missing ? "needs a value" : "takes no value");
             return -1;
-        const char *value = argv[0][n] ? argv[0] + n + 1 : argv[1];
-        memcpy((char *)&urls.options + option->field, &value, sizeof value);
-        return argv[0][n] ? 1 : 2;
+        }
+        const char *value = joined ? argv[0] + n + 1 : argv[1];
+        if (option->is_flag)
+            urls.options.anonymous = 1;
+        else
+            memcpy((char *)&urls.options + option->field, &value, sizeof value);
+        return option->is_flag || joined ? 1 : 2;
     }
     return 0;
 }
@@ -71,14 +75,13 @@ static int take_url_option(char **argv, int left)
 int urls_take_options(const char *verb, int *argc, char **argv)
 {
     int kept = 1;
+    bool rest = false; /* behind --, nothing is an option */
     for (int i = 1; i < *argc;) {
-        bool rest = strcmp(argv[i], "--") == 0;
-        int n = rest ? 0 : take_url_option(argv + i, *argc - i);
+        rest = rest || strcmp(argv[i], "--") == 0;
+        int n = rest ? 0 : take_url_option(verb, argv + i, *argc - i);
         if (n < 0)
-            return cli_fail(verb, EXIT_USAGE, "option %s has a value too few or too many", argv[i]);
-        while (rest && i < *argc)
-            argv[kept++] = argv[i++];
-        if (n == 0 && !rest)
+            return EXIT_USAGE;
+        if (n == 0)
             argv[kept++] = argv[i++];
         i += n;
     }

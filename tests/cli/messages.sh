@@ -65,3 +65,7 @@ echo "# heads"
 try merge "$in" x --heads 6
 try inspect "$in" --heads 6
 try convert "$in" x --mesh 2 --preset llama-tp --heads 4,6
+echo "# options for URLs"
+try inspect . --endpoint-url
+try inspect . --no-sign-request=1
+try inspect --region=x -- --region
