@@ -159,6 +159,17 @@ def test_interrupt():
         check((run.code, run.out) == (130, b""), "Ctrl-C stops %s" % verb[0], (run.code, run.screen, run.out))
 
 
+def test_columns():
+    terminal, end = pty.openpty()
+    subprocess.run([RESHARD, "inspect", "big.safetensors"], stdout=end)
+    os.close(end)
+    lines = [line.rstrip() for line in read_all(terminal).split(b"\r\n") if line.startswith((b"one", b"two"))]
+    os.close(terminal)
+    check(len(lines) == 2 and all(len(line) < 40 for line in lines), "a listing of short names is narrow", lines)
+    listed = plain("inspect", "big.safetensors").stdout.splitlines()
+    check(any(len(line) > 60 for line in listed), "columns are wider in a file", listed)
+
+
 def test_pictures():
     hostile = 'a<b>&"\'\x1b[1m\u00e9]]>'
     write_checkpoint("odd & <name>.safetensors", [hostile, "plain"], 4000)
@@ -187,6 +198,7 @@ def main():
         test_progress()
         test_resize()
         test_interrupt()
+        test_columns()
         test_pictures()
     finally:
         os.chdir("/")

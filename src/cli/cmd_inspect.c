@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char inspect_help[] =
     "usage: reshard inspect [options] CHECKPOINT [TENSOR]\n"
@@ -154,7 +155,7 @@ static void print_json_listing(const struct listing *listing)
 
 /* ---- text ---- */
 
-/* Names that are wider than this have a line of their own. */
+/* Names that are wider than the most have a line of their own. The least are for files and pipes. */
 enum { LEAST_NAME_WIDTH = 44, MOST_NAME_WIDTH = 100, LEAST_TENSOR_WIDTH = 24, MAX_TREE_DEPTH = 64 };
 
 static void widen_column(int *width, int needed, int most)
@@ -172,11 +173,12 @@ static int find_tree_leaf(const char **name)
     return depth;
 }
 
-/* Finds the widths of the columns that fit the names and the shapes. */
+/* Finds the widths of the columns that fit the names and the shapes; no more than that on a terminal. */
 static void measure_columns(struct listing *listing)
 {
-    listing->name_width = LEAST_NAME_WIDTH;
-    listing->tensor_width = LEAST_TENSOR_WIDTH;
+    bool terminal = isatty(STDOUT_FILENO);
+    listing->name_width = terminal ? 0 : LEAST_NAME_WIDTH;
+    listing->tensor_width = terminal ? 0 : LEAST_TENSOR_WIDTH;
     for (size_t i = 0; i < listing->n; i++) {
         rsd_tensor_info tensor = input_tensor(listing->checkpoint, listing->tensors[i]);
         const char *name = tensor.name;
