@@ -1,4 +1,5 @@
-/* elements.h - arrays whose elements are computed from their global index, so that each rank can check its own result. */
+/* elements.h - arrays whose elements are computed from their global index, so that each rank can check its own result.
+ * Results of reductions (P) and casts have other elements, and would count as wrong. */
 #ifndef ELEMENTS_H
 #define ELEMENTS_H
 
