@@ -138,7 +138,8 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
 
     all, everything write every tensor under its own name; two words for one option. Default: only the model of what
                     a trainer wrote, under the names that it has without the trainer
-    config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it.
+    config_from     directory to copy configs, tokenizers, README.md and licenses from; not its subdirectories, which
+                    the command copies. Default: configs and tokenizers of the source, or of `huggingface` in it.
                     With an adapter_config.json the output has the names of PEFT; without a config there is a warning
     max_shard_size  size limit of a file. Default: 5GB
 
@@ -175,11 +176,12 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
           max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
           transport: Optional[AnyTransport] = None, timeout: float = 0.0, storage: Optional[Storage] = None,
           reflink: str = "auto", unchecked: bool = False, torch_places: bool = False) -> Report:
-    """Writes one safetensors file per rank of a mesh to `out`, rank-00000-of-00004.safetensors and so on, with every
-    tensor or shard that the rank needs. Replicated tensors are in every file.
+    """Writes `source`, a path or an open Checkpoint, as one safetensors file per rank of a mesh to `out`:
+    rank-00000-of-00004.safetensors and so on, with every tensor or shard that the rank needs. Replicated tensors are in
+    every file.
 
     mesh            the ranks to write for: 8, "2x4", "dp=2,tp=4" or {"dp": 2, "tp": 4}
-    config_from     directory to copy configs and tokenizers from. Default: that of the source, or `huggingface` in it
+    config_from     as in `merge`
 
     The other keywords are those of `convert`: place, rules, preset, default, heads, replicate_kv_heads, only, exclude,
     rename, strip_prefix, cast, overwrite, force, resume, dry_run, verify, pool, threads, max_nbytes, max_memory,
@@ -199,9 +201,9 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
 
 def _configs(checkpoint: Checkpoint, config_from: Optional[Pathlike], storage: Optional[Storage]) -> List[str]:
     """Returns the files to copy beside the weights."""
-    directory = os.fspath(config_from) if config_from is not None else checkpoint.path
-    inner = [] if config_from is not None else _side_files(os.path.join(directory, "huggingface"), storage)
-    return inner or _side_files(directory, storage)
+    if config_from is not None:
+        return _side_files(os.fspath(config_from), storage, card=True)
+    return _side_files(os.path.join(checkpoint.path, "huggingface"), storage) or _side_files(checkpoint.path, storage)
 
 
 def _config(checkpoint: Checkpoint, side_files: Sequence[Pathlike], storage: Optional[Storage]) -> Optional[Pathlike]:
@@ -223,10 +225,13 @@ def _config(checkpoint: Checkpoint, side_files: Sequence[Pathlike], storage: Opt
     return None
 
 
-def _side_files(directory: str, storage: Optional[Storage]) -> List[str]:
-    """Files beside the weights: config.json, tokenizer.json and the like. A checkpoint of one file has none."""
+def _side_files(directory: str, storage: Optional[Storage], card: bool = False) -> List[str]:
+    """Files beside the weights: config.json, tokenizer.json and the like, with `card` also README.md, LICENSE and
+    NOTICE. A checkpoint of one file has none."""
     if not is_url(directory) and not os.path.isdir(directory):
         return []
+    ends = (*_SIDE_ENDS, ".md") if card else _SIDE_ENDS
+    starts = ("LICENSE", "NOTICE") if card else ()
     return [f"{directory.rstrip('/')}/{name}" for name in list_files(directory, storage)
-            if name.endswith(_SIDE_ENDS) and not name.startswith(".") and "reshard-" not in name
-            and not name.endswith(".index.json")]
+            if (name.endswith(ends) or name.startswith(starts)) and not name.startswith(".")
+            and "reshard-" not in name and not name.endswith(".index.json")]

@@ -269,6 +269,19 @@ class Rules(unittest.TestCase):
         with reshard.open(some) as checkpoint:
             self.assertEqual(set(checkpoint), {"layers.0.norm.weight", "layers.1.norm.weight"})
 
+    def test_config_from(self):
+        """configs, the model card and the license of another directory are copied, as by the command"""
+        base, ours, theirs = self.out("base"), self.out("ours"), self.out("theirs")
+        os.mkdir(base)
+        for name in ("config.json", "tokenizer.json", "README.md", "LICENSE", "notes.log",
+                     "model.safetensors.index.json"):
+            with open(os.path.join(base, name), "w", encoding="utf-8") as file:
+                file.write("{}")
+        reshard.merge(self.path, ours, config_from=base)
+        subprocess.run([RESHARD, "merge", "-q", self.path, theirs, "--config-from", base], check=True)
+        self.assertEqual(sorted(os.listdir(ours)), sorted(os.listdir(theirs)))
+        self.assertIn("README.md", os.listdir(ours))
+
     def test_ranks_files(self):
         """one file per rank, with everything that the rank holds"""
         out = self.out("split")
