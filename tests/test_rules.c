@@ -242,6 +242,31 @@ static void match_long_names(void)
     free(name);
 }
 
+/* Short expressions that would take all memory or the whole stack to compile. */
+static void costly_expressions(void)
+{
+    CASE("expressions that repeat too much, or have groups in too many groups, are refused");
+    enum { DEPTH = 30000 };
+    static const char *const costly[] = {
+        "(((a{1,255}){1,255}){1,255}){1,255}", "((((((((((((((a+)+)+)+)+)+)+)+)+)+)+)+)+)+)+",
+        "(a{99,}){99}", "([^]()[:digit:]]{200}b){200}", "(\\)x{180}){180}"};
+    static const char *const fine[] = {
+        "layers[.][0-9]{1,4}[.](a|b)+[.]weight", "(a+)+b",    "a{255}", "[(((]", "(\\(a\\)){3}",
+        "a{1,20}b{1,20}c{1,20}d{1,20}",          "[]({]x{2,}"};
+    rsd_rules *rules = new_rules(NULL, NULL);
+    for (size_t i = 0; i < sizeof costly / sizeof *costly; i++)
+        FAILS(RSD_ELIMIT, "repeats more than", rsd_rules_add(rules, RSD_RULE_ONLY, costly[i]));
+    for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
+        OK(rsd_rules_add(rules, RSD_RULE_ONLY, fine[i]));
+    char *deep = malloc(DEPTH + 1);
+    memset(deep, '(', DEPTH);
+    deep[DEPTH] = '\0';
+    FAILS(RSD_ELIMIT, "has more than 100 groups in each other",
+          rsd_rules_add(rules, RSD_RULE_ONLY, deep));
+    free(deep);
+    rsd_rules_free(rules);
+}
+
 static void report_problems(void)
 {
     CASE("one message for a problem of many tensors");
@@ -444,6 +469,7 @@ int main(void)
     name_and_cast();
     refuse_rules();
     match_long_names();
+    costly_expressions();
     report_problems();
     read_file();
     use_functions();

@@ -6,6 +6,7 @@
 
 #include "reshard.h"
 
+#include <regex.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -201,6 +202,12 @@ static inline uint64_t bytes_number(const void *bytes, size_t nbytes)
 /* Reads n bytes from an offset on, all of them or none. Codecs read through one, so that they need not know
  * where the bytes are. */
 typedef rsd_status read_at(void *context, uint64_t offset, void *out, size_t n);
+
+/* ---- regex.c ---- */
+
+/* Compiles a POSIX extended expression. EINVAL: it is invalid. ELIMIT: it is too large. The caller adds its text to the
+ * error: "is not a regular expression: ...". */
+rsd_status regex_compile(const char *text, int flags, regex_t *regex);
 
 /* ---- budget.c ---- */
 

@@ -4,8 +4,6 @@
 
 #include "checkpoint.h"
 
-#include <regex.h>
-
 /* ---- rules_match.c: expressions that select names, and substitutions that change them ---- */
 
 struct expression {

@@ -34,16 +34,10 @@ static rsd_status compile_regex(struct expression *expression)
     char *chars;
     text_add(&pattern, expression->whole ? "^(%s)$" : "%s", expression->text);
     TRY(text_take(&pattern, &chars));
-    int error = regcomp(&expression->regex, chars, REG_EXTENDED);
+    rsd_status status = regex_compile(chars, 0, &expression->regex);
     mem_free(chars);
-    if (error) {
-        char reason[256];
-        regerror(error, &expression->regex, reason, sizeof reason);
-        return fail(error == REG_ESPACE ? RSD_ENOMEM : RSD_EINVAL,
-                    "'%s' is not a regular expression: %s", expression->text, reason);
-    }
-    expression->posix = true;
-    return RSD_OK;
+    expression->posix = !status;
+    return status ? fail_in(status, "'%.300s' ", expression->text) : RSD_OK;
 }
 
 rsd_status expression_open(struct expression *expression, struct slice text, bool whole, bool posix)

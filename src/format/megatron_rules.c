@@ -5,8 +5,6 @@
  */
 #include "megatron.h"
 
-#include <regex.h>
-
 struct table_rule {
     const char *end;
     struct megatron_rule rule;
@@ -85,19 +83,15 @@ static rsd_status compile_rule(const char *text, struct user_rule *rule)
 {
     const char *equals = text_find_equals(text);
     struct text pattern = {0};
-    char *chars, reason[256];
+    char *chars;
     if (!equals || equals == text || !parse_rule(equals + 1, &rule->rule))
         return fail(RSD_EINVAL,
                     "rule '%.300s' is invalid; expected RE=S(0), RE=S(1), RE=R or RE=gated", text);
     text_add(&pattern, "^(%.*s)$", (int)(equals - text), text);
     TRY(text_take(&pattern, &chars));
-    int error = regcomp(&rule->regex, chars, REG_EXTENDED | REG_NOSUB);
+    rsd_status status = regex_compile(chars, REG_NOSUB, &rule->regex);
     rsd_free(chars);
-    if (!error)
-        return RSD_OK;
-    regerror(error, &rule->regex, reason, sizeof reason);
-    return fail(error == REG_ESPACE ? RSD_ENOMEM : RSD_EINVAL,
-                "rule '%.300s' is not a regular expression: %s", text, reason);
+    return status ? fail_in(status, "rule '%.300s' ", text) : RSD_OK;
 }
 
 rsd_status megatron_rules_open(struct megatron_rules *rules, const rsd_open_options *options)
