@@ -178,23 +178,6 @@ static void drop_open_transfer(struct batch_state *s, struct open_transfer *open
     mem_free(open);
 }
 
-rsd_status transfer_check_records(struct transfer *transfer, struct record_set *records, bool whole)
-{
-    for (size_t i = 0; i < transfer->nsources; i++) {
-        struct source *source = &transfer->sources[i];
-        bool summed = source->checkable &&
-                      (!whole || source->ended || source->crc_nbytes == source->array.nbytes);
-        if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc ||
-            summed)
-            continue;
-        rsd_status status = record_set_check(records, source);
-        if (status)
-            return store_fail_in(source->checkpoint->store, source->file,
-                                 fail_in(status, "%.300s: ", source->name));
-    }
-    return RSD_OK;
-}
-
 /* Sources of which this rank reads a part are checked when all ranks have read theirs. */
 static rsd_status end_transfer(const struct batch *batch, struct open_transfer *open,
                                struct io_stats *stats)

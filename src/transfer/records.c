@@ -26,26 +26,32 @@ void record_set_close(struct record_set *set)
 
 enum record_state { RECORD_HAS_CRC = 1, RECORD_LACKS_CRC };
 
-/* Returns where a record is: of a stream, where its compressed item is. */
-static uint64_t record_offset(const struct source *source)
+/* What tells a record apart from all others. */
+struct record_key {
+    uint64_t checkpoint, file, offset;
+};
+
+/* The offset of a stream is that of its compressed item. */
+static struct record_key record_key_of(const struct source *source)
 {
     const struct catalog *catalog = &source->checkpoint->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[source->tensor];
-    return source->array.stream ? catalog->extents[tensor->first_extent + source->box].offset
-                                : source->array.offset;
+    uint64_t item = catalog->extents[tensor->first_extent + source->box].offset;
+    return (struct record_key){(uintptr_t)source->checkpoint, source->file,
+                               source->array.stream ? item : source->array.offset};
 }
 
 /* Finds a record in the set, and adds it if it is not there. */
 static rsd_status find_record(struct record_set *set, const struct source *source, bool *found,
                               size_t *state)
 {
-    const uint64_t key[3] = {(uintptr_t)source->checkpoint, source->file, record_offset(source)};
+    const struct record_key key = record_key_of(source);
     rsd_status status = RSD_OK;
-    struct slice name = {(const char *)key, sizeof key};
+    struct slice name = {(const char *)&key, sizeof key};
     pthread_mutex_lock(&set->lock);
     *found = string_map_find(&set->map, name, state);
     if (!*found) {
-        name.bytes = mem_copy(key, 1, sizeof key);
+        name.bytes = mem_copy(&key, 1, sizeof key);
         status = name.bytes ? string_map_add(&set->map, name, RECORD_HAS_CRC) : RSD_ENOMEM;
         if (status)
             mem_free(without_const(name.bytes));
@@ -56,9 +62,9 @@ static rsd_status find_record(struct record_set *set, const struct source *sourc
 
 static rsd_status note_without_crc(struct record_set *set, const struct source *source)
 {
-    const uint64_t key[3] = {(uintptr_t)source->checkpoint, source->file, record_offset(source)};
+    const struct record_key key = record_key_of(source);
     pthread_mutex_lock(&set->lock);
-    rsd_status status = string_map_add(&set->map, (struct slice){(const char *)key, sizeof key},
+    rsd_status status = string_map_add(&set->map, (struct slice){(const char *)&key, sizeof key},
                                        RECORD_LACKS_CRC); /* it is there, so its name is kept */
     pthread_mutex_unlock(&set->lock);
     return status;
@@ -100,12 +106,7 @@ static rsd_status check_record(const struct source *source, bool *has_crc)
     mem_free(block);
     TRY(status);
     uint32_t crc = crc32_from_raw(raw, source->array.nbytes);
-    if (*has_crc && crc != expected)
-        return fail(RSD_EFORMAT, "bytes %llu to %llu are damaged: CRC-32 is %08x, expected %08x",
-                    (unsigned long long)source->array.offset,
-                    (unsigned long long)(source->array.offset + source->array.nbytes), crc,
-                    expected);
-    return RSD_OK;
+    return *has_crc && crc != expected ? source_fail_damaged(source, crc, expected) : RSD_OK;
 }
 
 rsd_status record_set_check(struct record_set *set, struct source *source)
@@ -118,5 +119,26 @@ rsd_status record_set_check(struct record_set *set, struct source *source)
     if (!has_crc)
         TRY(note_without_crc(set, source));
     source->checked = has_crc && state == RECORD_HAS_CRC;
+    return RSD_OK;
+}
+
+/* Returns whether the CRC-32 of a source is compared with what this rank, or all ranks together, have read. */
+static bool is_summed(const struct source *source, bool whole)
+{
+    return source->checkable &&
+           (!whole || source->ended || source->crc_nbytes == source->array.nbytes);
+}
+
+rsd_status transfer_check_records(struct transfer *transfer, struct record_set *records, bool whole)
+{
+    for (size_t i = 0; i < transfer->nsources; i++) {
+        struct source *source = &transfer->sources[i];
+        if (source->memory || source->unchecked || !source->wanted || !source->array.has_crc ||
+            is_summed(source, whole))
+            continue;
+        rsd_status status = record_set_check(records, source);
+        if (status)
+            return source_fail_in(source, status);
+    }
     return RSD_OK;
 }

@@ -42,8 +42,7 @@ static bool is_scattered(const struct source *source)
     return loops.n > 0 && loops.run < SHORT_RUN;
 }
 
-/* Names the file and the tensor in the last error. If the file is too short for the tensor, that is the error. */
-static rsd_status fail_in_source(const struct source *source, rsd_status status)
+rsd_status source_fail_in(const struct source *source, rsd_status status)
 {
     const rsd_checkpoint *checkpoint = source->checkpoint;
     const struct catalog *catalog = &checkpoint->catalog;
@@ -59,6 +58,13 @@ static rsd_status fail_in_source(const struct source *source, rsd_status status)
     }
     return store_fail_in(source->checkpoint->store, source->file,
                          fail_in(status, "%.300s: ", source->name));
+}
+
+rsd_status source_fail_damaged(const struct source *source, uint32_t crc, uint32_t expected)
+{
+    uint64_t begin = source->array.offset, end = begin + source->array.nbytes;
+    return fail(RSD_EFORMAT, "bytes %llu to %llu are damaged: CRC-32 is %08x, expected %08x",
+                (unsigned long long)begin, (unsigned long long)end, crc, expected);
 }
 
 /* What is around the bytes of an item is not read again; a stream is released when it is closed. */
@@ -89,7 +95,7 @@ rsd_status source_open(struct source *source, rsd_checkpoint *checkpoint, size_t
     copy_i64s(source->len, tensor_box_len(catalog, tensor, box), tensor->ndim);
     rsd_status status = format_locate(checkpoint, index, box, &source->array);
     if (status)
-        return fail_in_source(source, status);
+        return source_fail_in(source, status);
     source->checkable = source->array.has_crc && covers_record(source);
     source->scattered = is_scattered(source);
     release_frame(source, &catalog->extents[tensor->first_extent + box]);
@@ -235,18 +241,13 @@ rsd_status source_compare_crc(const struct source *source, struct io_stats *stat
         return RSD_OK;
     }
     uint32_t crc = crc32_from_raw(source->crc_sum, source->array.nbytes);
-    if (crc != source->array.crc)
-        return fail(RSD_EFORMAT, "bytes %llu to %llu are damaged: CRC-32 is %08x, expected %08x",
-                    (unsigned long long)source->array.offset,
-                    (unsigned long long)(source->array.offset + source->array.nbytes), crc,
-                    source->array.crc);
-    return RSD_OK;
+    return crc == source->array.crc ? RSD_OK : source_fail_damaged(source, crc, source->array.crc);
 }
 
 rsd_status source_check(const struct source *source, struct io_stats *stats)
 {
     rsd_status status = source_compare_crc(source, stats);
-    return status ? fail_in_source(source, status) : RSD_OK;
+    return status ? source_fail_in(source, status) : RSD_OK;
 }
 
 /* ---- reading regions ---- */
@@ -342,6 +343,7 @@ void source_prefetch(struct source *source, const int64_t *lo, const int64_t *le
     while (loops_next(&loops, index, &from, &to));
 }
 
+/* Reads the rows of a region that are apart in the record, and packs them. */
 static rsd_status read_rows(struct source *source, uint64_t at, const struct loops *loops,
                             char *out, struct io_stats *stats)
 {
@@ -520,7 +522,7 @@ rsd_status source_read(struct source *source, const int64_t *lo, const int64_t *
 {
     rsd_status status = read_region(source, lo, len, out, max_kept, stats);
     if (status)
-        return fail_in_source(source, status);
+        return source_fail_in(source, status);
     uint64_t nbytes = region_nbytes(source, len);
     if (source->array.big_endian)
         swap_elements(source, out, (size_t)nbytes);

@@ -100,7 +100,7 @@ static void choose_tiles(struct transfer *transfer, uint64_t max_nbytes)
     int32_t k = transfer->ndim - 1;
     for (int32_t d = 0; d < transfer->ndim; d++)
         transfer->tile[d] = 1;
-    while (k >= 0 && row * max_i64(transfer->len[k], 1) <= most && k > 0) {
+    while (k > 0 && row * max_i64(transfer->len[k], 1) <= most) {
         transfer->tile[k] = max_i64(transfer->len[k], 1);
         row *= transfer->tile[k--];
     }
@@ -240,10 +240,17 @@ static rsd_status count_open(struct transfer *transfer, size_t *nopen)
     qsort(spans, 2 * transfer->nsources, sizeof *spans, by_tile);
     for (size_t i = 0; i < 2 * transfer->nsources; i++) {
         const struct stored_array *array = &transfer->sources[spans[i].source].array;
-        bool ends = spans[i].ends, stream = array->stream;
-        n += ends ? SIZE_MAX : 1; /* less one */
-        nstreams += !stream ? 0 : ends ? SIZE_MAX : 1;
-        nbytes += !stream ? 0 : ends ? -array->stream_nbytes : array->stream_nbytes;
+        size_t streams = array->stream ? 1 : 0;
+        uint64_t stream_nbytes = array->stream ? array->stream_nbytes : 0;
+        if (spans[i].ends) {
+            n--;
+            nstreams -= streams;
+            nbytes -= stream_nbytes;
+            continue;
+        }
+        n++;
+        nstreams += streams;
+        nbytes += stream_nbytes;
         *nopen = n > *nopen ? n : *nopen;
         if (nbytes > transfer->stream_nbytes) {
             transfer->stream_nbytes = nbytes;
@@ -272,8 +279,8 @@ static rsd_status choose_tiles_and_kept(struct transfer *transfer, uint64_t max_
         return RSD_OK;
     TRY(count_open(transfer, &nopen));
     transfer->max_kept /= nopen;
-    choose_tiles(transfer,
-                 max_nbytes); /* those that are not kept have longer runs in larger tiles */
+    /* Records that are not kept have longer runs in larger tiles. */
+    choose_tiles(transfer, max_nbytes);
     return count_open(transfer, &nopen);
 }
 

@@ -64,6 +64,12 @@ void source_prefetch(struct source *source, const int64_t *lo, const int64_t *le
 bool source_find_run(const struct source *source, const int64_t *lo, const int64_t *len,
                      uint64_t *at, uint64_t *n);
 
+/* Returns EFORMAT: the record has another CRC-32 than it should. */
+rsd_status source_fail_damaged(const struct source *source, uint32_t crc, uint32_t expected);
+
+/* Names the file and the tensor in the last error. If the file is too short for the tensor, that is the error. */
+rsd_status source_fail_in(const struct source *source, rsd_status status);
+
 /* When everything is read: EFORMAT if the CRC-32 is wrong. Counts what could not be checked. The second adds
  * the file and the tensor to the error. */
 rsd_status source_compare_crc(const struct source *source, struct io_stats *stats);
