@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as C
 import os
+import shutil
 import warnings
 from typing import List, Optional, Sequence, Union
 
@@ -28,6 +29,7 @@ _REFLINKS = {"auto": _c.REFLINK_AUTO, "always": _c.REFLINK_ALWAYS, "never": _c.R
 _TORCH_ENDS = (".pt", ".pth", ".bin")  # of files that torch.save writes
 _MAX_CONFIG = 1 << 24
 _SIDE_ENDS = (".json", ".model", ".txt", ".jinja", ".py", ".tiktoken")
+_MAX_SIDE, _MAX_SIDE_DEPTH = 1 << 26, 2
 
 
 def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh: AnyMesh = None,
@@ -138,9 +140,10 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
 
     all, everything write every tensor under its own name; two words for one option. Default: only the model of what
                     a trainer wrote, under the names that it has without the trainer
-    config_from     directory to copy configs, tokenizers, README.md and licenses from; not its subdirectories, which
-                    the command copies. Default: configs and tokenizers of the source, or of `huggingface` in it.
-                    With an adapter_config.json the output has the names of PEFT; without a config there is a warning
+    config_from     directory to copy configs, tokenizers, README.md and licenses from, also those of its
+                    subdirectories unless one side is a URL. Default: configs and tokenizers of the source, or of
+                    `huggingface` in it. With an adapter_config.json the output has the names of PEFT; without a config
+                    there is a warning
     max_shard_size  size limit of a file. Default: 5GB
 
     The other keywords are those of `convert`: only, exclude, rename, strip_prefix, cast, overwrite, force, resume,
@@ -156,7 +159,7 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
         if not one_file and not names & {"config.json", "adapter_config.json"}:
             warnings.warn(f"{os.fsdecode(out)} has no config.json, without which transformers builds a default model; "
                           "copy that of the model with config_from", stacklevel=2)
-        return convert(
+        report = convert(
             checkpoint, out, format="torch.save" if torch_file else "safetensors",
             part="" if all or everything else None, side_files=files,
             adapter="adapter_config.json" in names and "config.json" not in names, max_shard_size=max_shard_size,
@@ -164,6 +167,9 @@ def merge(source: Source, out: Pathlike, *, all: bool = False, everything: bool 
             force=force, resume=resume, dry_run=dry_run, verify=verify, pool=pool, threads=threads,
             max_nbytes=max_nbytes, max_memory=max_memory, progress=progress, transport=transport, timeout=timeout,
             storage=storage, reflink=reflink, unchecked=unchecked, torch_places=torch_places)
+    if not one_file and not dry_run:
+        _copy_below(config_from, out, transport)
+    return report
 
 
 def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optional[Place] = None,
@@ -189,7 +195,7 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
     if mesh is None:
         raise InvalidError("split needs a mesh, such as mesh='tp=4'")
     with opened(source, storage) as checkpoint:
-        return convert(
+        report = convert(
             checkpoint, out, format="safetensors", every_replica=True, mesh=mesh, place=place, rules=rules,
             preset=preset, default=default, heads=heads, replicate_kv_heads=replicate_kv_heads,
             side_files=_configs(checkpoint, config_from, storage), only=only, exclude=exclude,
@@ -197,6 +203,9 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
             dry_run=dry_run, verify=verify, pool=pool, threads=threads, max_nbytes=max_nbytes, max_memory=max_memory,
             progress=progress, transport=transport, timeout=timeout, storage=storage, reflink=reflink,
             unchecked=unchecked, torch_places=torch_places)
+    if not dry_run:
+        _copy_below(config_from, out, transport)
+    return report
 
 
 def _configs(checkpoint: Checkpoint, config_from: Optional[Pathlike], storage: Optional[Storage]) -> List[str]:
@@ -225,13 +234,33 @@ def _config(checkpoint: Checkpoint, side_files: Sequence[Pathlike], storage: Opt
     return None
 
 
+def _is_side_file(name: str, card: bool) -> bool:
+    """Whether a file is copied along with the weights: config.json, tokenizer.json and the like, with `card` also
+    README.md, LICENSE and NOTICE. Files that say how the source is stored are not."""
+    if name.startswith((".", "_", "latest_")) or name.endswith(".index.json") or "reshard-" in name or \
+            name in ("metadata.json", "commit_success.txt", "zero_to_fp32.py"):
+        return False
+    return name.endswith(_SIDE_ENDS) or (card and (name.endswith(".md") or name.startswith(("LICENSE", "NOTICE"))))
+
+
 def _side_files(directory: str, storage: Optional[Storage], card: bool = False) -> List[str]:
-    """Files beside the weights: config.json, tokenizer.json and the like, with `card` also README.md, LICENSE and
-    NOTICE. A checkpoint of one file has none."""
+    """Returns the files to copy from a directory. A checkpoint of one file has none."""
     if not is_url(directory) and not os.path.isdir(directory):
         return []
-    ends = (*_SIDE_ENDS, ".md") if card else _SIDE_ENDS
-    starts = ("LICENSE", "NOTICE") if card else ()
-    return [f"{directory.rstrip('/')}/{name}" for name in list_files(directory, storage)
-            if (name.endswith(ends) or name.startswith(starts)) and not name.startswith(".")
-            and "reshard-" not in name and not name.endswith(".index.json")]
+    return [f"{directory.rstrip('/')}/{name}" for name in list_files(directory, storage) if _is_side_file(name, card)]
+
+
+def _copy_below(config_from: Optional[Pathlike], out: Pathlike, transport: Optional[AnyTransport]) -> None:
+    """Copies such files of the subdirectories of config_from to the output, which is in its place, on rank 0."""
+    if config_from is None or (transport and transport.rank > 0) or is_url(out) or is_url(config_from):
+        return
+    top = os.fsdecode(config_from)
+    for directory, below, names in os.walk(top):
+        inner = os.path.relpath(directory, top)
+        depth = 0 if inner == "." else inner.count(os.sep) + 1
+        below[:] = [name for name in below if not name.startswith(".") and depth < _MAX_SIDE_DEPTH]
+        for name in names:
+            path, target = os.path.join(directory, name), os.path.join(os.fsdecode(out), inner)
+            if depth > 0 and _is_side_file(name, True) and os.path.isfile(path) and os.path.getsize(path) <= _MAX_SIDE:
+                os.makedirs(target, exist_ok=True)
+                shutil.copyfile(path, os.path.join(target, name))

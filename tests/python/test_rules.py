@@ -270,17 +270,26 @@ class Rules(unittest.TestCase):
             self.assertEqual(set(checkpoint), {"layers.0.norm.weight", "layers.1.norm.weight"})
 
     def test_config_from(self):
-        """configs, the model card and the license of another directory are copied, as by the command"""
+        """configs, model cards and licenses of a directory and its subdirectories are copied, as by the command"""
         base, ours, theirs = self.out("base"), self.out("ours"), self.out("theirs")
-        os.mkdir(base)
-        for name in ("config.json", "tokenizer.json", "README.md", "LICENSE", "notes.log",
-                     "model.safetensors.index.json"):
+        our_parts, their_parts = self.out("ours"), self.out("theirs")
+        os.makedirs(os.path.join(base, "a/b/c"))
+        os.mkdir(os.path.join(base, ".cache"))
+        for name in ("config.json", "tokenizer.json", "README.md", "LICENSE", "notes.log", "metadata.json",
+                     "latest_x.txt", "_private.py", "model.safetensors.index.json", "a/processor.json", "a/notes.log",
+                     "a/b/NOTICE", "a/b/c/deep.json", ".cache/config.json"):
             with open(os.path.join(base, name), "w", encoding="utf-8") as file:
                 file.write("{}")
         reshard.merge(self.path, ours, config_from=base)
         subprocess.run([RESHARD, "merge", "-q", self.path, theirs, "--config-from", base], check=True)
-        self.assertEqual(sorted(os.listdir(ours)), sorted(os.listdir(theirs)))
-        self.assertIn("README.md", os.listdir(ours))
+        subprocess.run([RESHARD, "split", "-q", self.path, their_parts, "--mesh", "2", "--preset", "fsdp",
+                        "--config-from", base], check=True)
+        reshard.split(self.path, our_parts, mesh=2, preset="fsdp", config_from=base)
+        for one, other in ((ours, theirs), (our_parts, their_parts)):
+            files = {os.path.relpath(os.path.join(at, name), one) for at, _, names in os.walk(one) for name in names}
+            self.assertEqual(files, {os.path.relpath(os.path.join(at, name), other) for at, _, names in os.walk(other)
+                                     for name in names})
+            self.assertLessEqual({"README.md", "a/processor.json", "a/b/NOTICE"}, files)
 
     def test_ranks_files(self):
         """one file per rank, with everything that the rank holds"""
