@@ -286,6 +286,8 @@ class States(unittest.TestCase):
     def test_interrupt(self):
         """Ctrl-C stops the work"""
         big = np.arange(3 << 20, dtype="f4")
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+        self.addCleanup(signal.signal, signal.SIGINT, before)
         with self.assertRaises(KeyboardInterrupt):
             reshard.save(self.path, {"w": big}, pool=1,
                          progress=lambda done, total: signal.raise_signal(signal.SIGINT))
