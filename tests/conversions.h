@@ -95,6 +95,19 @@ static inline void conversion_make(const char *path, int nfiles)
     conversion_make_large(path, nfiles, 301);
 }
 
+/* Flips a bit of the byte at a place of a file. */
+static inline void conversion_flip_bit(const char *path, long at)
+{
+    FILE *file = fopen(path, "r+b");
+    if (!CHECK(file != NULL))
+        return;
+    fseek(file, at, SEEK_SET);
+    int byte = fgetc(file);
+    fseek(file, at, SEEK_SET);
+    fputc(byte ^ 4, file);
+    fclose(file);
+}
+
 /* Returns whether no staging directory is left of an output. */
 static inline bool conversion_left_nothing(const char *out)
 {

@@ -16,18 +16,6 @@ static const char *in_folder(const char *name)
 
 /* ---- damage ---- */
 
-static void flip_bit(const char *path, long at)
-{
-    FILE *file = fopen(path, "r+b");
-    if (!CHECK(file != NULL))
-        return;
-    fseek(file, at, SEEK_SET);
-    int byte = fgetc(file);
-    fseek(file, at, SEEK_SET);
-    fputc(byte ^ 4, file);
-    fclose(file);
-}
-
 static rsd_status note_finding(void *context, const char *text)
 {
     snprintf(context, 512, "%s", text);
@@ -45,7 +33,7 @@ static void damage(void)
     int64_t n;
     OK(rsd_checkpoint_open(in_folder("source"), NULL, &good));
     OK(rsd_checkpoint_box(good, 2, 1, &stored));
-    flip_bit(in_folder("damaged/__1_0.distcp"), (long)(stored.offset + 704 + 4 * 301));
+    conversion_flip_bit(in_folder("damaged/__1_0.distcp"), (long)(stored.offset + 704 + 4 * 301));
     OK(rsd_checkpoint_open(in_folder("damaged"), NULL, &bad));
     OK(rsd_verify(bad, NULL, note_finding, finding, &n, NULL));
     CHECK(n == 1 && strstr(finding, "__1_0.distcp") && strstr(finding, "layer.2") &&
@@ -64,7 +52,8 @@ static void damage(void)
     OK(rsd_checkpoint_find(bad, "layer.2", &index));
     OK(rsd_checkpoint_box(bad, index, 0, &stored));
     rsd_checkpoint_close(bad);
-    flip_bit(in_folder("flipped.safetensors"), (long)stored.offset + 4 * (300 * 7 + 5) + 1);
+    conversion_flip_bit(in_folder("flipped.safetensors"),
+                        (long)stored.offset + 4 * (300 * 7 + 5) + 1);
     OK(rsd_checkpoint_open(in_folder("flipped.safetensors"), NULL, &bad));
     OK(rsd_diff(good, bad, NULL, conversion_print_difference, NULL, &n, NULL));
     CHECK(n == 1, "%lld", (long long)n);
@@ -98,7 +87,7 @@ static void damage_largest(const char *path)
     }
     snprintf(name, sizeof name, "%s/%s", path, rsd_checkpoint_file(checkpoint, largest.file));
     rsd_checkpoint_close(checkpoint);
-    flip_bit(name, (long)(largest.offset + largest.nbytes / 2));
+    conversion_flip_bit(name, (long)(largest.offset + largest.nbytes / 2));
 }
 
 static rsd_status refuse_output(void *context, rsd_checkpoint *output)

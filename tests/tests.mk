@@ -5,7 +5,7 @@ comma := ,
 TEST_HELPERS := tests/oracle.c tests/random.c tests/truth.c tests/folder.c tests/cases.c tests/stash_cases.c tests/workers.c tests/gpu.c tests/device_transport.c
 TEST_NAMES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gather stash stash_wrong step transport collective collective_save \
-    collective_stops
+    collective_stops records
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh tests/costly.sh tests/terminal.sh tests/file_systems.sh tests/completion.sh tests/examples.sh \
          tests/reflink.sh \
@@ -19,6 +19,7 @@ LINK_stash_faults := $(LINK_faults)
 LINK_move := -Wl,--wrap=dlopen
 LINK_rules := $(LINK_faults)
 LINK_limits := $(addprefix -Wl$(comma)--wrap=,fallocate fstatfs ZSTD_decompressStream)
+LINK_records := -Wl,--wrap=pread
 LINK_collective_stops := -Wl,--wrap=pwrite
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
 

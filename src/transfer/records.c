@@ -10,25 +10,35 @@
 
 enum { BLOCK_NBYTES = 1 << 18 };
 
+/* What came of the check of a record. */
+struct record_check {
+    bool done, has_crc;
+    rsd_status status;
+    char *error; /* with the status */
+};
+
 void record_set_open(struct record_set *set)
 {
     *set = (struct record_set){0};
     pthread_mutex_init(&set->lock, NULL);
+    pthread_cond_init(&set->changed, NULL);
 }
 
 void record_set_close(struct record_set *set)
 {
     for (size_t i = 0; i < set->map.capacity; i++)
         mem_free(without_const(set->map.slots[i].name.bytes));
+    for (size_t i = 0; i < set->n; i++)
+        mem_free(set->checks[i].error);
     string_map_drop(&set->map);
+    mem_free(set->checks);
+    pthread_cond_destroy(&set->changed);
     pthread_mutex_destroy(&set->lock);
 }
 
-enum record_state { RECORD_HAS_CRC = 1, RECORD_LACKS_CRC };
-
 /* What tells a record apart from all others. */
 struct record_key {
-    uint64_t checkpoint, file, offset;
+    uint64_t checkpoint, file, offset, nbytes, crc;
 };
 
 /* The offset of a stream is that of its compressed item. */
@@ -38,36 +48,49 @@ static struct record_key record_key_of(const struct source *source)
     const struct stored_tensor *tensor = &catalog->tensors[source->tensor];
     uint64_t item = catalog->extents[tensor->first_extent + source->box].offset;
     return (struct record_key){(uintptr_t)source->checkpoint, source->file,
-                               source->array.stream ? item : source->array.offset};
+                               source->array.stream ? item : source->array.offset,
+                               source->array.nbytes, source->array.crc};
 }
 
-/* Finds a record in the set, and adds it if it is not there. */
-static rsd_status find_record(struct record_set *set, const struct source *source, bool *found,
-                              size_t *state)
+/* Adds a record that is to be checked. Requires the lock. */
+static rsd_status add_record(struct record_set *set, const struct record_key *key, size_t *index)
+{
+    TRY(GROW(set->checks, set->capacity, set->n + 1));
+    struct slice name = {mem_copy(key, 1, sizeof *key), sizeof *key};
+    rsd_status status = name.bytes ? string_map_add(&set->map, name, set->n) : RSD_ENOMEM;
+    if (status) {
+        mem_free(without_const(name.bytes));
+        return status;
+    }
+    set->checks[ *index = set->n++] = (struct record_check){0};
+    return RSD_OK;
+}
+
+/* Finds what came of the check of a record, and waits for it while another thread checks. If *check is not done,
+ * the record was added, and the caller must check it. */
+static rsd_status find_check(struct record_set *set, const struct source *source, size_t *index,
+                             struct record_check *check)
 {
     const struct record_key key = record_key_of(source);
     rsd_status status = RSD_OK;
-    struct slice name = {(const char *)&key, sizeof key};
     pthread_mutex_lock(&set->lock);
-    *found = string_map_find(&set->map, name, state);
-    if (!*found) {
-        name.bytes = mem_copy(&key, 1, sizeof key);
-        status = name.bytes ? string_map_add(&set->map, name, RECORD_HAS_CRC) : RSD_ENOMEM;
-        if (status)
-            mem_free(without_const(name.bytes));
-    }
+    bool found = string_map_find(&set->map, (struct slice){(const char *)&key, sizeof key}, index);
+    if (!found)
+        status = add_record(set, &key, index);
+    while (found && !set->checks[*index].done)
+        pthread_cond_wait(&set->changed, &set->lock);
+    if (!status)
+        *check = set->checks[*index];
     pthread_mutex_unlock(&set->lock);
     return status;
 }
 
-static rsd_status note_without_crc(struct record_set *set, const struct source *source)
+static void end_check(struct record_set *set, size_t index, const struct record_check *check)
 {
-    const struct record_key key = record_key_of(source);
     pthread_mutex_lock(&set->lock);
-    rsd_status status = string_map_add(&set->map, (struct slice){(const char *)&key, sizeof key},
-                                       RECORD_LACKS_CRC); /* it is there, so its name is kept */
+    set->checks[index] = *check;
+    pthread_cond_broadcast(&set->changed);
     pthread_mutex_unlock(&set->lock);
-    return status;
 }
 
 /* Reads the whole record in blocks, from its stream or from the file. *raw is for crc32_from_raw. */
@@ -111,14 +134,18 @@ static rsd_status check_record(const struct source *source, bool *has_crc)
 
 rsd_status record_set_check(struct record_set *set, struct source *source)
 {
-    bool found, has_crc = true;
-    size_t state = RECORD_HAS_CRC;
-    TRY(find_record(set, source, &found, &state));
-    if (!found)
-        TRY(check_record(source, &has_crc));
-    if (!has_crc)
-        TRY(note_without_crc(set, source));
-    source->checked = has_crc && state == RECORD_HAS_CRC;
+    size_t index = 0;
+    struct record_check check = {0};
+    TRY(find_check(set, source, &index, &check));
+    if (!check.done) {
+        check.status = check_record(source, &check.has_crc);
+        check.error = check.status ? text_copy(rsd_error()) : NULL;
+        check.done = true;
+        end_check(set, index, &check);
+    }
+    if (check.status)
+        return check.error ? fail(check.status, "%s", check.error) : RSD_ENOMEM;
+    source->checked = check.has_crc;
     return RSD_OK;
 }
 

@@ -80,15 +80,19 @@ bool source_runs_across(const struct source *source);
 
 /* ---- records.c: records that are not read whole ---- */
 
-/* The records that were checked. */
+/* The records that were checked, or are being checked by one of the threads. */
 struct record_set {
-    struct string_map map;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* protects everything here */
+    pthread_cond_t changed;
+    struct string_map map; /* from what a record is to its check */
+    struct record_check *checks;
+    size_t n, capacity;
 };
 void record_set_open(struct record_set *set);
 void record_set_close(struct record_set *set);
 
-/* Reads the whole record of a source and checks its CRC-32, unless the set has it. EFORMAT: it is wrong. */
+/* Reads the whole record of a source and checks its CRC-32, unless the set has it. EFORMAT: it is wrong. All
+ * sources of a record get the same status and message. */
 rsd_status record_set_check(struct record_set *set, struct source *source);
 
 /* Checks the records of a transfer that were not read whole. Those of which other ranks read a part are added
