@@ -298,6 +298,38 @@ static void report_problems(void)
     check_says(rules, "the rules leave no tensor to write\n", "");
 }
 
+/* The presets that fit the checkpoint with a mesh, without one (NULL), and only with tensors that match. */
+static void list_presets(const char *mesh, const char *only, const char *expected)
+{
+    char *names = NULL;
+    rsd_rules *rules = new_rules(mesh, NULL);
+    if (only)
+        OK(rsd_rules_add(rules, RSD_RULE_ONLY, only));
+    if (OK(rsd_rules_presets(rules, checkpoint, &names)))
+        CHECK(strcmp(names, expected) == 0, "%s, %s: %s", mesh ? mesh : "", only ? only : "",
+              names);
+    rsd_free(names);
+    rsd_rules_free(rules);
+}
+
+static void find_presets(void)
+{
+    CASE("presets that fit the mesh, and names that the rules keep");
+    list_presets(NULL, NULL, "fsdp, hsdp, replicate");
+    list_presets("4", NULL, "fsdp, replicate");
+    list_presets("2x2", NULL, "fsdp, hsdp, replicate");
+    list_presets("2x2x2", NULL, "fsdp, replicate");
+    list_presets("2", "nosuch", "fsdp, replicate");
+
+    CASE("presets that fit are an error where a check is");
+    char *names = NULL;
+    rsd_rules *rules = new_rules(NULL, NULL);
+    OK(rsd_rules_add(rules, RSD_RULE_DEFAULT, "R"));
+    FAILS(RSD_EINVAL, "mesh", rsd_rules_presets(rules, checkpoint, &names));
+    CHECK(!names);
+    rsd_rules_free(rules);
+}
+
 static void read_file(void)
 {
     CASE("rules of a file come after those of the caller");
@@ -388,6 +420,21 @@ static void use_functions(void)
 
 /* ---- memory ---- */
 
+/* Checks rules that match no tensor, so that the message lists presets. */
+static rsd_status check_no_match(const rsd_mesh *mesh)
+{
+    rsd_rules *rules = NULL;
+    struct messages messages = {"", ""};
+    int64_t nproblems;
+    rsd_status status = rsd_rules_new(NULL, &rules);
+    if (!status)
+        status = rsd_rules_set_mesh(rules, mesh);
+    if (!status)
+        status = rsd_rules_check(rules, checkpoint, add_message, &messages, &nproblems);
+    rsd_rules_free(rules);
+    return status;
+}
+
 static rsd_status use_all(const char *file)
 {
     static const struct {
@@ -404,6 +451,7 @@ static rsd_status use_all(const char *file)
     rsd_mesh *mesh = NULL;
     struct messages messages = {"", ""};
     int64_t nproblems;
+    char *names = NULL;
     rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
     rsd_tensor_target target = {.struct_nbytes = sizeof target};
     rsd_status status = rsd_mesh_parse("2x1", &mesh);
@@ -420,10 +468,15 @@ static rsd_status use_all(const char *file)
     if (!status)
         status = rsd_rules_check(rules, checkpoint, add_message, &messages, &nproblems);
     if (!status)
+        status = rsd_rules_presets(rules, checkpoint, &names);
+    if (!status)
         status = rsd_checkpoint_tensor(checkpoint, 0, &tensor);
     if (!status && rsd_rules_map(rules, &tensor, &target) == RSD_ENOMEM) /* it fits no rule */
         status = RSD_ENOMEM;
+    if (!status)
+        status = check_no_match(mesh);
     rsd_layout_free(target.layout);
+    rsd_free(names);
     rsd_rules_free(rules);
     rsd_mesh_free(mesh);
     return status;
@@ -471,6 +524,7 @@ int main(void)
     match_long_names();
     costly_expressions();
     report_problems();
+    find_presets();
     read_file();
     use_functions();
     read_config_text();

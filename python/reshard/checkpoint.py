@@ -356,6 +356,12 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                 found.append(note.decode(errors="replace"))
         return found
 
+    def presets(self, mesh: AnyMesh = None) -> List[str]:
+        """Returns the presets of `convert` and `split` that fit the names of the tensors and the `mesh`, such as
+        ["llama-tp", "fsdp", "replicate"]. Of those for tensor parallelism, the best is the first."""
+        with self.in_use() as handle:
+            return opening.fitting_presets(handle, None if mesh is None else Mesh.of_any(mesh))
+
     @property
     def plain_values(self) -> "_Values":
         """Values that are not tensors (step counts, learning rates, names), by name. Tuples are lists, and a value

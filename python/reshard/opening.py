@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as C
-from typing import Any, Dict, Iterable, Iterator, List, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from . import _c
 from ._c import Address
@@ -23,6 +23,19 @@ def rank_rules(mesh: Mesh, rules: Sequence[bytes]) -> Iterator[Any]:
         yield handle
     finally:
         _c.lib.rsd_rules_free(handle)
+
+
+def fitting_presets(checkpoint: int, mesh: Optional[Mesh]) -> List[str]:
+    """Returns the presets that fit an open checkpoint."""
+    rules, text = Address(), Address()
+    _c.lib.rsd_rules_new(None, C.byref(rules))
+    try:
+        if mesh is not None:
+            _c.lib.rsd_rules_set_mesh(rules, mesh.handle)
+        _c.lib.rsd_rules_presets(rules, checkpoint, C.byref(text))
+    finally:
+        _c.lib.rsd_rules_free(rules)
+    return (_c.taken(text) or "").split(", ")
 
 
 def other_prefix(missing: str, names: Iterable[str]) -> str:

@@ -126,8 +126,9 @@ const char *preset_name(const struct preset *preset);
 /* Adds the rules of a preset, with placements for the mesh of the rules. EINVAL: the mesh does not fit. */
 rsd_status preset_add_rules(const struct preset *preset, rsd_rules *rules);
 
-/* Adds a sentence about the presets that have rules for these names. */
-rsd_status preset_suggest(const struct name_list *names, const rsd_mesh *mesh, struct text *text);
+/* Adds the presets that fit these names, as rsd_rules_presets lists them. Without a mesh (NULL), any could be set. */
+rsd_status preset_list_fitting(const struct name_list *names, const rsd_mesh *mesh,
+                               struct text *text);
 
 /* ---- rules_heads.c: attention heads are not cut ---- */
 

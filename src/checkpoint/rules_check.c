@@ -1,4 +1,5 @@
-/* rules_check.c - applies rules to all tensors of a checkpoint, and reports all problems at once.
+/* rules_check.c - applies rules to all tensors of a checkpoint, and reports all problems at once. Lists the presets that
+ * fit.
  *
  * Tensors that fail for the same reason are one message, with their number and the first names.
  */
@@ -81,39 +82,68 @@ static bool is_problem_of_tensor(rsd_status status)
            status == RSD_EUNSUPPORTED;
 }
 
-/* Maps one tensor, and records why it cannot be mapped. */
-static rsd_status check_tensor(struct rules_check *check, int64_t index)
+/* Maps a tensor. *keep says whether the rules keep it, also if it cannot be mapped. */
+static rsd_status map_one_tensor(rsd_rules *rules, size_t index, rsd_tensor_info *tensor,
+                                 bool *keep)
 {
-    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
-    TRY(rsd_checkpoint_tensor(check->rules->checkpoint, index, &tensor));
+    TRY(rsd_checkpoint_tensor(rules->checkpoint, (int64_t)index, tensor));
     rsd_tensor_target target = {
-        .struct_nbytes = sizeof target, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
-    rsd_status status = rules_map_tensor(check->rules, &tensor, &target);
+        .struct_nbytes = sizeof target, .keep = 1, .dtype = tensor->dtype, .name = tensor->name};
+    rsd_status status = rules_map_tensor(rules, tensor, &target);
     rsd_layout_free(target.layout);
-    if (is_problem_of_tensor(status))
-        status = note_failed_tensor(check, &tensor);
-    check->kept[index] = target.keep != 0;
-    check->nkept += target.keep != 0;
+    *keep = target.keep != 0;
     return status;
 }
 
-/* Adds the presets that fit to the tensors that are kept and are not optimizer state. */
-static rsd_status suggest_presets(const struct rules_check *check, struct text *text)
+/* Maps one tensor, and records why it cannot be mapped. */
+static rsd_status check_tensor(struct rules_check *check, size_t index)
 {
-    const rsd_rules *rules = check->rules;
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    rsd_status status = map_one_tensor(check->rules, index, &tensor, &check->kept[index]);
+    if (is_problem_of_tensor(status))
+        status = note_failed_tensor(check, &tensor);
+    check->nkept += check->kept[index];
+    return status;
+}
+
+/* Adds the presets that fit the tensors that are kept and are not optimizer state. */
+static rsd_status add_fitting_presets(const rsd_rules *rules, const bool *kept, struct text *text)
+{
     const struct catalog *catalog = &rules->checkpoint->catalog;
     struct name_list names = {0};
     rsd_status status = RSD_OK;
     int64_t parameter;
     for (size_t i = 0; i < catalog->ntensors && !status; i++) {
         const char *name = catalog->tensors[i].name;
-        if (check->kept[i] && catalog->tensors[i].ndim > 0 &&
+        if (kept[i] && catalog->tensors[i].ndim > 0 &&
             !parameter_index_find(&rules->parameters, name, &parameter))
             status = name_list_add(&names, (struct slice){name, strlen(name)});
     }
     if (!status)
-        status = preset_suggest(&names, rules->mesh, text);
+        status = preset_list_fitting(&names, rules->mesh, text);
     name_list_drop(&names);
+    return status;
+}
+
+rsd_status rsd_rules_presets(rsd_rules *rules, rsd_checkpoint *checkpoint, char **names)
+{
+    TRY(rules_use_checkpoint(rules, checkpoint));
+    size_t ntensors = checkpoint->catalog.ntensors;
+    bool *kept = mem_new(ntensors, sizeof *kept);
+    rsd_tensor_info tensor = {.struct_nbytes = sizeof tensor};
+    struct text text = {0};
+    rsd_status status = kept ? RSD_OK : RSD_ENOMEM;
+    for (size_t i = 0; i < ntensors && !status; i++) {
+        status = map_one_tensor(rules, i, &tensor, &kept[i]);
+        if (is_problem_of_tensor(status))
+            status = RSD_OK; /* of the rules so far */
+    }
+    if (!status)
+        status = add_fitting_presets(rules, kept, &text);
+    mem_free(kept);
+    if (!status)
+        return text_take(&text, names);
+    text_drop(&text);
     return status;
 }
 
@@ -127,8 +157,14 @@ static rsd_status report_failed_tensors(struct rules_check *check)
             return fail(RSD_ENOMEM, "no memory for text");
         text_add(&text, "%lld of %lld tensors (%s): %s", (long long)failed->n,
                  (long long)check->nkept, failed->names.chars, failed->reason);
-        if (strcmp(failed->reason, RULES_NO_MATCH) == 0)
-            TRY(suggest_presets(check, &text));
+        if (strcmp(failed->reason, RULES_NO_MATCH) == 0) {
+            text_add(&text, "; presets that fit: ");
+            rsd_status status = add_fitting_presets(check->rules, check->kept, &text);
+            if (status) {
+                text_drop(&text);
+                return status;
+            }
+        }
         TRY(send_message(check, true, &text));
     }
     if (!check->nothers)
@@ -201,12 +237,12 @@ static rsd_status report_unused_rules(struct rules_check *check)
 }
 
 /* Applies the rules to all tensors, and reports the tensors that fail, or else the rules that match none. */
-static rsd_status run_check(struct rules_check *check, int64_t ntensors)
+static rsd_status run_check(struct rules_check *check, size_t ntensors)
 {
     struct text text = {0};
     for (size_t i = 0; i < check->rules->n; i++)
         check->rules->list[i].used = false;
-    for (int64_t i = 0; i < ntensors; i++)
+    for (size_t i = 0; i < ntensors; i++)
         TRY(check_tensor(check, i));
     TRY(report_failed_tensors(check));
     if (check->nkept > 0)
@@ -221,8 +257,7 @@ rsd_status rsd_rules_check(rsd_rules *rules, rsd_checkpoint *checkpoint,
     TRY(rules_use_checkpoint(rules, checkpoint));
     struct rules_check check = {.rules = rules, .on_message = on_message, .context = context};
     check.kept = mem_new(checkpoint->catalog.ntensors, sizeof *check.kept);
-    rsd_status status =
-        check.kept ? run_check(&check, (int64_t)checkpoint->catalog.ntensors) : RSD_ENOMEM;
+    rsd_status status = check.kept ? run_check(&check, checkpoint->catalog.ntensors) : RSD_ENOMEM;
     for (size_t i = 0; i < check.nreasons; i++) {
         mem_free(check.failed[i].reason);
         text_drop(&check.failed[i].names);

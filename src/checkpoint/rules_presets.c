@@ -280,15 +280,8 @@ static bool fits_better(const struct preset_fit *a, const struct preset_fit *b)
                        (a->nmatched == b->nmatched && a->nrules < b->nrules));
 }
 
-static void add_preset_name(const struct preset_fit *fit, const rsd_mesh *mesh, struct text *text)
-{
-    text_add(text, "%s", fit->preset->name);
-    if (rsd_mesh_naxes(mesh) > 1)
-        text_add(text, " or fsdp+%s", fit->preset->name);
-}
-
-/* Suggests a preset that has rules for at least half of the names: the others need a few rules. */
-rsd_status preset_suggest(const struct name_list *names, const rsd_mesh *mesh, struct text *text)
+/* Finds the preset for tensor parallelism that has rules for the most names; NULL: none has rules for more than half. */
+static rsd_status find_best_preset(const struct name_list *names, const struct preset **preset)
 {
     struct preset_fit best = {0};
     for (size_t i = 0; i < NPRESETS; i++) {
@@ -299,14 +292,20 @@ rsd_status preset_suggest(const struct name_list *names, const rsd_mesh *mesh, s
         if (fits_better(&fit, &best))
             best = fit;
     }
-    text_add(text, "; presets: ");
-    if (best.preset && 2 * best.nmatched > names->n) {
-        add_preset_name(&best, mesh, text);
-        if (best.nmatched < names->n)
-            text_add(text, " (for %zu of these %zu names), ", best.nmatched, names->n);
-        else
-            text_add(text, " (for these names), ");
-    }
-    text_add(text, "fsdp, %sreplicate", rsd_mesh_naxes(mesh) == 2 ? "hsdp, " : "");
+    *preset = 2 * best.nmatched > names->n ? best.preset : NULL;
+    return RSD_OK;
+}
+
+rsd_status preset_list_fitting(const struct name_list *names, const rsd_mesh *mesh,
+                               struct text *text)
+{
+    const struct preset *best;
+    int32_t naxes = mesh ? rsd_mesh_naxes(mesh) : 0;
+    TRY(find_best_preset(names, &best));
+    if (best)
+        text_add(text, "%s, ", best->name);
+    if (best && naxes != 1)
+        text_add(text, "%s%s, ", fsdp_prefix, best->name);
+    text_add(text, "fsdp, %sreplicate", !naxes || naxes == 2 ? "hsdp, " : "");
     return RSD_OK;
 }

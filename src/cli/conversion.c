@@ -198,6 +198,31 @@ static rsd_status print_rule_message(void *context, int32_t is_problem, const ch
     return RSD_OK;
 }
 
+/* Whether tensors are written whole without a word about it: OUT is not one file, and could have shards. */
+static bool writes_whole_tensors(const struct conversion *request)
+{
+    const rsd_convert_options *convert = &request->convert;
+    bool has_shards =
+        convert->format == RSD_FORMAT_DCP || convert->format == RSD_FORMAT_SAFETENSORS;
+    return request->kind != MERGE && !request->has_mesh && !convert->max_shard_nbytes &&
+           has_shards && !cli_has_suffix(request->out, ".safetensors");
+}
+
+/* Notes that tensors are written whole, and what would shard them. */
+static rsd_status note_whole_tensors(const struct conversion *request, rsd_checkpoint *in)
+{
+    char *presets;
+    rsd_status status = rsd_rules_presets(request->rules, in, &presets);
+    if (status)
+        return status;
+    cli_note(request->verb,
+             "tensors are written whole; --mesh with --place or --preset shards them; "
+             "presets that fit: %s",
+             presets);
+    rsd_free(presets);
+    return RSD_OK;
+}
+
 /* Prints all problems of the rules for this input. Returns GO_ON, or EXIT_CANNOT if there are any. */
 static int check_rules(struct conversion *request, rsd_checkpoint *in)
 {
@@ -208,6 +233,8 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
     free(config);
     rsd_status status =
         rsd_rules_check(request->rules, in, print_rule_message, request, &nproblems);
+    if (!status && !nproblems && !request->quiet && writes_whole_tensors(request))
+        status = note_whole_tensors(request, in);
     return status ? cli_fail_status(request->verb, status) : nproblems ? EXIT_CANNOT : GO_ON;
 }
 

@@ -97,6 +97,16 @@ model '{}' $llama l.gate.weight:2,4 l.experts.0.w1.weight:8,4
 try convert m x --mesh tp=2 --preset llama-tp
 model '{}' $llama extra.adapter.weight:8,4
 try convert m x --mesh tp=2
+try convert m x --dry-run
+try convert m x --dry-run --only 'norm|extra'
+try plan m --format dcp
+echo "# not where whole tensors are meant, nor where it would not help"
+try convert m x --dry-run -q
+try convert m x.safetensors --dry-run
+try convert m x --dry-run --max-shard-size 5GB
+try convert m x --dry-run --format torch.save
+try convert m x --dry-run --mesh 2 --preset replicate
+try merge m x --dry-run
 model '{}' a.norm.weight:4
 try convert m x --mesh tp=2
 echo "# heads of the command line"

@@ -43,6 +43,19 @@ class Rules(unittest.TestCase):
         with reshard.open(path) as checkpoint:
             return {name: (tensor.nboxes, tensor.boxes[0].len) for name, tensor in checkpoint.items()}
 
+    def test_presets(self):
+        """presets that fit the names of a checkpoint and a mesh"""
+        with reshard.open(self.path) as checkpoint:
+            self.assertEqual(checkpoint.presets(), ["llama-tp", "fsdp+llama-tp", "fsdp", "hsdp", "replicate"])
+            self.assertEqual(checkpoint.presets(4), ["llama-tp", "fsdp", "replicate"])
+            self.assertEqual(checkpoint.presets(mesh="2x2x2"), ["llama-tp", "fsdp+llama-tp", "fsdp", "replicate"])
+            for preset in checkpoint.presets(mesh="dp=2,tp=2"):
+                reshard.convert(checkpoint, self.out(), mesh="dp=2,tp=2", preset=preset)
+            with self.assertRaises(reshard.InvalidError):
+                checkpoint.presets(mesh="x")
+        with self.assertRaises(ValueError):
+            checkpoint.presets()
+
     def test_as_the_command(self):
         """the same rules write the same files as the command"""
         for options, words in (({"preset": "fsdp", "mesh": "3"}, ["--preset", "fsdp", "--mesh", "3"]),

@@ -33,7 +33,7 @@ def plans(tiles: Layout) -> int:
 def checkpoints(path: str) -> int:
     with reshard.open(path, like="torch", follow_links=True) as checkpoint:
         tensor: reshard.LazyTensor = checkpoint["w"]
-        names: List[str] = list(checkpoint)
+        names: List[str] = list(checkpoint) + checkpoint.presets(mesh="dp=2,tp=4")
         report: reshard.Report = checkpoint.load({}, threads=2, max_memory="1GB", strict=False)
         shape: tuple[int, ...] = tensor.shape
         stored: List[reshard.Stored] = tensor.boxes
