@@ -165,7 +165,7 @@ static void add_all(struct model *model, int optimizer)
     add_weight(model, "lm_head.weight", VOCAB, HIDDEN);
 }
 
-static void give_back(struct model *model)
+static void free_model(struct model *model)
 {
     for (int64_t i = 0; i < model->n; i++) {
         for (int64_t k = 0; k < rsd_layout_narrays(model->layouts[i]); k++)
@@ -182,7 +182,7 @@ int main(int argc, char **argv)
     model.fused = argc > 1 && strcmp(argv[1], "--fused") == 0;
     argc -= model.fused;
     argv += model.fused;
-    if (argc < 2 || argc > 4) {
+    if (argc < 2 || argc > 4 || argv[1][0] == '-') {
         fprintf(stderr, "usage: make_checkpoint [--fused] PATH [MESH [PLACEMENTS]]\n");
         return 2;
     }
@@ -207,6 +207,6 @@ int main(int argc, char **argv)
     printf("%s: %lld tensors, %lld bytes in %lld files of %lld ranks\n", argv[1],
            (long long)report.ntensors, (long long)report.nbytes_written,
            (long long)report.nfiles_written, (long long)rsd_mesh_nranks(model.mesh));
-    give_back(&model);
+    free_model(&model);
     return fflush(stdout) != 0;
 }

@@ -41,6 +41,8 @@ fi
 
 got=$("$examples/make_checkpoint" ckpt 2>&1)
 check "$got" "ckpt: 156 tensors, 11359233 bytes in 8 files of 8 ranks" "make_checkpoint"
+got=$("$examples/make_checkpoint" --help 2>&1)
+check "$got" "usage: make_checkpoint [--fused] PATH [MESH [PLACEMENTS]]" "an unknown option is not taken for a path"
 "$reshard" verify -q ckpt
 check $? 0 "verify finds no damage in its output"
 
