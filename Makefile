@@ -3,6 +3,7 @@
 # make test         runs the tests that do not need PyTorch
 # make test-torch   tests the Python package, also with PyTorch, which it installs in build/venv
 # make test-s3      tests s3:// and https:// against a server, which it installs in build/venv-s3
+# make test-faults  repeats the tests in which one rank fails, ROUNDS times
 # make lint         checks format, static analysis and the rules of the source tree
 # make bench        prints results beside the limits of this machine
 # make bench-torch  prints results beside those of PyTorch

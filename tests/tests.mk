@@ -9,7 +9,7 @@ TSAN_NAMES := pool move load save items exchange exchange_wrong thread_group gat
 TESTS = $(addprefix $(BUILD)/asan/test_,$(TEST_NAMES)) $(addprefix $(BUILD)/tsan/test_,$(TSAN_NAMES)) \
          tests/cli.sh tests/costly.sh tests/terminal.sh tests/file_systems.sh tests/completion.sh tests/examples.sh \
          tests/reflink.sh \
-         tests/install.sh tests/abi.sh tests/mpi.sh tests/hosts.sh tests/mpi/command.sh \
+         tests/install.sh tests/abi.sh tests/mpi.sh tests/mpi/faults.sh tests/hosts.sh tests/mpi/command.sh \
          $(addprefix $(BUILD)/asan/replay_,$(FUZZ_NAMES))
 
 ASAN_EXAMPLES := $(patsubst $(BUILD)/%,$(BUILD)/asan/%,$(EXAMPLES))

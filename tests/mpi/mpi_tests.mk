@@ -2,7 +2,9 @@
 # everything.
 
 MPI_TEST_NAMES := $(patsubst tests/mpi/%.c,%,$(sort $(wildcard tests/mpi/test_*.c)))
-LINK_test_mpi_faults := -Wl,--wrap=calloc,--wrap=realloc
+SHARED_CLOCK := -Wl,--wrap=clock_gettime,--wrap=MPI_Wtime
+LINK_test_mpi_faults := -Wl,--wrap=calloc,--wrap=realloc $(SHARED_CLOCK)
+LINK_test_mpi_gpu := $(SHARED_CLOCK)
 MPI_TESTS := $(addprefix $(BUILD)/asan/mpi/,$(MPI_TEST_NAMES))
 
 $(BUILD)/asan/mpi/%.o: %.c | $(BUILD)/ready
@@ -15,10 +17,21 @@ $(BUILD)/asan/mpi/%: $(BUILD)/asan/mpi/tests/mpi/%.o $(call objects,asan/mpi,$(M
 	@echo "  link  $@"
 	$(Q)$(MPICC) $(SAN_asan) $(LINK_$*) -o $@ $(filter %.o,$^) $(ALL_LDLIBS) $(LDLIBS) -lm
 $(BUILD)/asan/mpi/test_mpi $(BUILD)/asan/mpi/test_mpi_gpu: $(EMULATOR)
+$(BUILD)/asan/mpi/test_mpi_faults $(BUILD)/asan/mpi/test_mpi_gpu: $(call objects,asan/mpi,tests/mpi/scenario.c)
 
 ifneq ($(MPI_FOUND),)
 test-all: $(MPI_TESTS)
 endif
+
+# The scenarios in which one rank fails, ROUNDS times over. Stops at the first round that differs.
+ROUNDS := 10
+.PHONY: test-faults repeat-faults
+test-faults: test-mpi-ready
+	@$(MAKE) --no-print-directory repeat-faults
+
+repeat-faults: $(if $(MPI_FOUND),$(addprefix $(BUILD)/asan/mpi/,test_mpi_faults test_mpi_gpu))
+	@MPI_TESTS="$(if $(MPI_FOUND),$(CURDIR)/$(BUILD)/asan/mpi)" FAULTS_OUT="$(CURDIR)/$(BUILD)/faults" \
+	    nice -n 10 tests/mpi/faults.sh $(ROUNDS)
 
 # The same tests with MPICH, on two ranks.
 .PHONY: test-mpich

@@ -1,24 +1,17 @@
 /* test_mpi_faults.c - failures of one rank, which all other ranks must report within the time-out.
  *
- *     mpirun -np N test_mpi_faults SCENARIO messages|shared|hosts
+ *     mpirun -np N test_mpi_faults messages|shared|hosts SCENARIO...
  *
- * Rank 1 is the one that fails. Every other rank prints "good" if its results were as expected. */
-#include "reshard_mpi.h"
+ * Rank 1 is the one that fails. After late_at_first, leaving and killed, nothing else can run. */
+#include "scenario.h"
 
-#include "expect.h"
-
-#include <errno.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { BAD = 1 };
-static rsd_exchange_options options = {.struct_nbytes = sizeof options, .timeout = 2};
+static rsd_exchange_options options;
 static const char *const names[] = {"layers.0.weight", "layers.0.bias"};
 static rsd_layout *src_layout[2], *dst_layout[2];
 static rsd_plan *plans[2];
@@ -61,7 +54,7 @@ static void make_plans(const char *dtype, const char *from)
 
 static rsd_status bind_plans(rsd_exec **exec)
 {
-    return rsd_bind_mpi_many(2, (const rsd_plan *const *)plans, NULL, MPI_COMM_WORLD, &options,
+    return rsd_bind_mpi_many(2, (const rsd_plan *const *)plans, NULL, scenario_comm, &options,
                              exec);
 }
 
@@ -91,7 +84,7 @@ static void other_plan(void)
            "another plan", status);
     make_plans("f32", "S0");
     status = rsd_bind_mpi_many(rank == BAD ? 1 : 2, (const rsd_plan *const *)plans, NULL,
-                               MPI_COMM_WORLD, &options, &exec);
+                               scenario_comm, &options, &exec);
     expect(status == RSD_EMISMATCH && says("rank 1 has 1 plans, rank 0 has 2"), "fewer plans",
            status);
     status = bind_plans(&exec); /* the transport can still be used */
@@ -137,6 +130,7 @@ static void no_memory(void)
         rsd_status status = bind_plans(&exec);
         failing = -1;
         int failed = status != RSD_OK, somebody, everybody;
+        meet_ranks();
         MPI_Allreduce(&failed, &somebody, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
         MPI_Allreduce(&failed, &everybody, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
         expect(somebody == everybody, "some ranks bound and some did not", status);
@@ -154,13 +148,6 @@ static void no_memory(void)
     }
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static void late(void)
 {
     rsd_exec *exec = NULL;
@@ -169,8 +156,7 @@ static void late(void)
     rsd_status status = bind_plans(&exec);
     expect(status == RSD_OK && !rsd_exec_run(exec, src, dst), "bind and run", status);
     if (rank == BAD)
-        sleep(6);
-    double start = now();
+        await_others();
     status = rsd_exec_run(exec, src, dst);
     if (rank != BAD)
         expect(status == RSD_ETIMEOUT && says("rank 1 has not entered the call") &&
@@ -178,10 +164,11 @@ static void late(void)
                "late", status);
     else
         expect(status == RSD_ETIMEOUT || status == RSD_EPEER, "alone", status);
-    expect(now() - start < 30, "it took too long", status);
+    set_done();
     if (status)
         expect(rsd_exec_run(exec, src, dst) == RSD_EINVAL && says("can only be freed"),
                "after that", status);
+    meet_ranks(); /* rank 1 uses the shared memory of the others */
     rsd_exec_free(exec);
 }
 
@@ -192,12 +179,13 @@ static void stalled(void)
     rsd_exec *exec = bound();
     if (rank == BAD) {
         rsd_exec_start(exec, src, dst);
-        sleep(6);
+        await_others();
         return;
     }
     for (int i = 0; i < 3 && !status; i++)
         status = rsd_exec_run(exec, src, dst);
     expect(status == RSD_ETIMEOUT && says("rank 1"), "stalled", status);
+    set_done();
 }
 
 static void killed(void)
@@ -206,6 +194,7 @@ static void killed(void)
     rsd_exec *exec = bound();
     if (rank == BAD) {
         rsd_exec_start(exec, src, dst);
+        scenario_leave();
         raise(SIGKILL);
     }
     for (int i = 0; i < 3 && !status; i++) /* the first run may have received everything */
@@ -217,11 +206,11 @@ static void killed(void)
 static void keep_stack(void)
 {
     volatile unsigned char stack[1 << 16];
-    int found, wrong = 0;
+    int wrong = 0;
     for (size_t i = 0; i < sizeof stack; i++)
         stack[i] = 0xab;
-    for (double since = MPI_Wtime(); MPI_Wtime() - since < 3; usleep(1000))
-        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+    for (int more = 500; more > 0; more -= is_done(BAD))
+        pause_rank();
     for (size_t i = 0; i < sizeof stack; i++)
         wrong += stack[i] != 0xab;
     expect(wrong == 0, "memory that was freed is written to", RSD_OK);
@@ -232,12 +221,15 @@ static void late_at_bind(void)
     rsd_exec *exec = NULL;
     rsd_transport transport = {.struct_nbytes = sizeof transport};
     make_plans("f32", "S0");
-    rsd_status status = rsd_mpi_transport(MPI_COMM_WORLD, &transport);
+    rsd_status status = rsd_mpi_transport(scenario_comm, &transport);
     expect(status == RSD_OK, "a transport", status);
-    sleep(rank == BAD ? 3 : 0);
+    if (rank == BAD)
+        await_others();
     status = bind_plans(&exec);
     if (rank != BAD)
         expect(status == RSD_ETIMEOUT && says("rank 1"), "late at bind", status);
+    take_no_part(); /* rank 1 waits alone */
+    set_done();
     keep_stack();
 }
 
@@ -247,7 +239,8 @@ static void late_at_first(void)
     rsd_exec *exec = NULL;
     options.struct_nbytes = offsetof(rsd_exchange_options, arena);
     make_plans("f32", "S0");
-    sleep(rank == BAD ? 3 : 0);
+    if (rank == BAD)
+        await_others();
     rsd_status status = bind_plans(&exec);
     if (rank == BAD)
         return;
@@ -255,39 +248,54 @@ static void late_at_first(void)
            status);
     status = bind_plans(&exec);
     expect(status == RSD_EPEER && says("use another communicator"), "once more", status);
+    set_done();
 }
 
-/* The time between start and wait does not count for the time-out. */
+/* The time between start and wait does not count for the time-out, and ranks wait less than that for rank 1. */
 static void slow_callers(void)
 {
     rsd_exec *exec = NULL;
     make_plans("f32", "S0");
     rsd_status status = bind_plans(&exec);
-    expect(status == RSD_OK && !rsd_exec_start(exec, src, dst), "bind and start", status);
-    usleep(rank == BAD ? 3000000 : 2500000);
+    expect(status == RSD_OK, "bind", status);
+    if (rank != BAD)
+        rsd_exec_start(exec, src, dst);
+    meet_ranks();
+    clock_skip(2 * test_timeout);
+    meet_ranks();
+    if (rank == BAD) {
+        let_others_wait(0.3);
+        rsd_exec_start(exec, src, dst);
+    }
     status = rsd_exec_wait(exec);
     expect(status == RSD_OK, "after a while", status);
     rsd_exec_free(exec);
 }
 
-/* Rank 0 receives from ranks 1 and 2. Rank 1 ends after its send, rank 2 is slow. */
+/* Rank 0 receives from ranks 1 and 2. Rank 1 ends after its send. Rank 2 waits until rank 0 has looked for the process
+ * of rank 1 twice. */
 static void leaving(void)
 {
     rsd_exec *exec = NULL;
+    int pid = getpid();
+    MPI_Bcast(&pid, 1, MPI_INT, 1, MPI_COMM_WORLD);
     if (rsd_problem_parse("f32[2,100] : 2 ranks=1-2:S0 -> 1:R", &src_layout[0], &dst_layout[0]) ||
         rsd_plan_new(src_layout[0], dst_layout[0], NULL, &plans[0]))
         expect(false, "a plan", RSD_EINVAL);
-    rsd_status status = rsd_bind_mpi(plans[0], MPI_COMM_WORLD, &options, &exec);
+    rsd_status status = rsd_bind_mpi(plans[0], scenario_comm, &options, &exec);
     expect(status == RSD_OK, "bind", status);
     rsd_exec_start(exec, src, dst);
-    usleep(rank == 2 ? 1500000 : 0);
+    if (rank == 2) {
+        while (kill(pid, 0) == 0)
+            pause_rank();
+        let_others_wait(0.6);
+    }
     status = rsd_exec_wait(exec);
     expect(status == RSD_OK, "a run whose sender has ended", status);
-    if (rank == 1) {
-        printf("good 1\n");
-        fflush(stdout);
-        _exit(0);
-    }
+    if (rank != BAD)
+        return;
+    scenario_leave();
+    _exit(0);
 }
 
 /* The communicator may be freed after the bind. */
@@ -309,36 +317,22 @@ static void freed_communicator(void)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-    } scenarios[] = {{"other_plan", other_plan},
-                     {"bad_argument", bad_argument},
-                     {"no_memory", no_memory},
-                     {"late", late},
-                     {"killed", killed},
-                     {"stalled", stalled},
-                     {"late_at_bind", late_at_bind},
-                     {"late_at_first", late_at_first},
-                     {"slow_callers", slow_callers},
-                     {"leaving", leaving},
-                     {"freed_communicator", freed_communicator}};
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &nranks);
-    bool found = false;
-    if (argc > 2 && strcmp(argv[2], "messages") == 0)
+    static const struct scenario scenarios[] = {{"other_plan", other_plan},
+                                                {"bad_argument", bad_argument},
+                                                {"no_memory", no_memory},
+                                                {"late", late},
+                                                {"killed", killed},
+                                                {"stalled", stalled},
+                                                {"late_at_bind", late_at_bind},
+                                                {"late_at_first", late_at_first},
+                                                {"slow_callers", slow_callers},
+                                                {"leaving", leaving},
+                                                {"freed_communicator", freed_communicator}};
+    scenario_start(&argc, &argv);
+    options = (rsd_exchange_options){.struct_nbytes = sizeof options, .timeout = test_timeout};
+    if (argc > 1 && strcmp(argv[1], "messages") == 0)
         options.node = -1;
-    if (argc > 2 && strcmp(argv[2], "hosts") == 0) /* as if two ranks were on each host */
+    if (argc > 1 && strcmp(argv[1], "hosts") == 0) /* as if two ranks were on each host */
         options.node = 1 + rank / 2;
-    for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
-        if (argc > 1 && strcmp(argv[1], scenarios[i].name) == 0) {
-            scenarios[i].run();
-            found = true;
-        }
-    if (good && found)
-        printf("good %d\n", rank);
-    fflush(stdout);
-    sleep(3); /* a rank that ends earlier would be reported instead of rank 1 */
-    _exit(0); /* with a dead rank MPI_Finalize would wait */
+    scenario_run_all(argv + (argc > 1 ? 2 : 1), sizeof scenarios / sizeof *scenarios, scenarios);
 }

@@ -1,25 +1,22 @@
 /* test_mpi_gpu.c - device memory of several processes that changes or fails between runs.
  *
- *     mpirun -np N test_mpi_gpu SCENARIO
+ *     mpirun -np N test_mpi_gpu SCENARIO...
  *
- * Rank 1 is the one that fails. Every other rank prints "good" if its results were as expected. Runs on a GPU with
- * RESHARD_GPU=1, else on the emulator. */
+ * Rank 1 is the one that fails. After killed and sticky, nothing else can run. Runs on a GPU with RESHARD_GPU=1, else
+ * on the emulator. */
 #include "reshard_cuda.h"
-#include "reshard_mpi.h"
 
 #include "device_transport.h"
-#include "expect.h"
 #include "gpu.h"
 #include "oracle.h"
+#include "scenario.h"
 
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { BAD = 1 };
 static rsd_layout *from, *to;
 static rsd_plan *plan;
 static struct memory src, dst;
@@ -38,6 +35,15 @@ static void use_problem(const char *problem)
     oracle_fill(from, NULL, &src);
 }
 
+/* All ranks send to all. */
+static void use_transpose(void)
+{
+    char problem[100];
+    snprintf(problem, sizeof problem, "f32[%d,64] : %d:S0 -> %d:S1", 64 * nranks, nranks, nranks);
+    use_problem(problem);
+    kind = ON_GPU;
+}
+
 static void new_arrays(void)
 {
     gpu_src = gpu_new(kind, src.nbytes[rank]);
@@ -53,8 +59,8 @@ static void free_arrays(void)
 
 static rsd_status bind_plan(rsd_exec **exec)
 {
-    rsd_exchange_options options = {.struct_nbytes = sizeof options, .timeout = 2};
-    return rsd_bind_mpi(plan, MPI_COMM_WORLD, &options, exec);
+    rsd_exchange_options options = {.struct_nbytes = sizeof options, .timeout = test_timeout};
+    return rsd_bind_mpi(plan, scenario_comm, &options, exec);
 }
 
 /* Runs, and checks the result. */
@@ -113,7 +119,7 @@ int MPIX_Query_cuda_support(void)
 static void move_over(const rsd_transport *transport, const char *problem)
 {
     rsd_exchange_options options = {
-        .struct_nbytes = sizeof options, .timeout = 2, .node = -1, .max_nbytes = 1};
+        .struct_nbytes = sizeof options, .timeout = test_timeout, .node = -1, .max_nbytes = 1};
     rsd_exec *exec = NULL;
     use_problem(problem);
     new_arrays();
@@ -134,12 +140,13 @@ static void transport(void)
     rsd_transport base = {.struct_nbytes = sizeof base}, aware = base;
     struct device_transport wrapped;
     rsd_exec *exec = NULL;
-    if (rsd_mpi_transport(MPI_COMM_WORLD, &base))
+    if (rsd_mpi_transport(scenario_comm, &base))
         exit(1);
     expect(!base.exchange, "an MPI that takes memory of the host", RSD_OK);
     is_aware = 1;
-    expect(!rsd_mpi_transport(MPI_COMM_WORLD, &aware) && aware.exchange && aware.device == -1,
+    expect(!rsd_mpi_transport(scenario_comm, &aware) && aware.exchange && aware.device == -1,
            "an MPI that is CUDA-aware", RSD_OK);
+    is_aware = 0;
     for (int32_t device = -1; device <= 0; device++) {
         rsd_transport over = device_transport_of(&wrapped, &base, device);
         move_over(&over, "f32[256,64] : 4:S0 -> 4:S1");
@@ -149,7 +156,8 @@ static void transport(void)
         expect(wrapped.nmessages > 0, "messages on the device", RSD_OK);
     }
     rsd_transport over = device_transport_of(&wrapped, &base, 0);
-    rsd_exchange_options options = {.struct_nbytes = sizeof options, .timeout = 2, .node = -1};
+    rsd_exchange_options options = {
+        .struct_nbytes = sizeof options, .timeout = test_timeout, .node = -1};
     use_problem("f32[256,64] : 4:S0 -> 4:S1");
     new_arrays();
     rsd_status status =
@@ -168,6 +176,7 @@ static void moved(void)
 {
     rsd_exec *exec = NULL;
     int descriptors = 0;
+    use_transpose();
     for (int k = 0; k < 2; k++) {
         kind = k ? ON_BLOCKS : ON_GPU;
         rsd_status status = bind_plan(&exec);
@@ -176,7 +185,7 @@ static void moved(void)
             new_arrays();
             status = run_plan(exec);
             expect(status == RSD_OK, "a run with other arrays", status);
-            MPI_Barrier(MPI_COMM_WORLD);
+            meet_ranks();
             free_arrays();
             if (i == 6) /* mappings of the last arrays are kept */
                 descriptors = count_descriptors();
@@ -192,6 +201,7 @@ static void ordered(void)
 {
     enum { SLOW_NBYTES = 64 << 20 };
     rsd_exec *exec = NULL;
+    use_transpose();
     void *own = gpu_stream_new(), *blocking = gpu_blocking_stream_new(),
          *slow = gpu_new(ON_GPU, SLOW_NBYTES);
     rsd_status status = bind_plan(&exec);
@@ -224,12 +234,14 @@ static void ordered(void)
 static void killed(void)
 {
     rsd_exec *exec = NULL;
+    use_transpose();
     new_arrays();
     rsd_status status = bind_plan(&exec);
     expect(status == RSD_OK && !run_plan(exec), "bind and run", status);
     if (rank == BAD) {
         const void *sources[] = {gpu_src};
         rsd_exec_start(exec, sources, &gpu_dst);
+        scenario_leave();
         raise(SIGKILL);
     }
     for (int i = 0; i < 3 && !status; i++) /* the first run may have received everything */
@@ -243,20 +255,21 @@ static void killed(void)
 static void no_memory(void)
 {
     rsd_exec *exec = NULL, *other = NULL;
+    use_transpose();
     new_arrays();
     rsd_status status = bind_plan(&exec);
-    MPI_Barrier(MPI_COMM_WORLD);
+    meet_ranks();
     if (rank == BAD)
         gpu_take_memory();
-    MPI_Barrier(MPI_COMM_WORLD);
+    meet_ranks();
     rsd_status failed = run_plan(exec);
     expect(failed != RSD_OK && (rank == BAD || says("rank ") || failed == RSD_ENOMEM),
            "no device memory", failed);
-    MPI_Barrier(MPI_COMM_WORLD);
+    meet_ranks();
     if (rank == BAD)
         gpu_release_memory();
     rsd_exec_free(exec);
-    MPI_Barrier(MPI_COMM_WORLD);
+    meet_ranks();
     if (!status)
         status = bind_plan(&other);
     expect(status == RSD_OK && !run_plan(other), "the next exec", status);
@@ -280,9 +293,9 @@ static void break_gpu(void)
 static void sticky(void)
 {
     rsd_exec *exec = NULL;
-    const void *sources[] = {gpu_src};
+    use_transpose();
     new_arrays();
-    sources[0] = gpu_src;
+    const void *sources[] = {gpu_src};
     rsd_status status = bind_plan(&exec);
     expect(status == RSD_OK && !run_plan(exec), "bind and run", status);
     if (rank == BAD)
@@ -300,29 +313,12 @@ static void sticky(void)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-    } scenarios[] = {{"moved", moved},   {"ordered", ordered},     {"transport", transport},
-                     {"killed", killed}, {"no_memory", no_memory}, {"sticky", sticky}};
-    char problem[100];
+    static const struct scenario scenarios[] = {{"moved", moved},         {"ordered", ordered},
+                                                {"transport", transport}, {"killed", killed},
+                                                {"no_memory", no_memory}, {"sticky", sticky}};
     if (!gpu_open(argv))
         return 1;
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &nranks);
+    scenario_start(&argc, &argv);
     gpu_start();
-    snprintf(problem, sizeof problem, "f32[%d,64] : %d:S0 -> %d:S1", 64 * nranks, nranks, nranks);
-    use_problem(problem);
-    bool found = false;
-    for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
-        if (argc > 1 && strcmp(argv[1], scenarios[i].name) == 0) {
-            scenarios[i].run();
-            found = true;
-        }
-    if (good && found)
-        printf("good %d\n", rank);
-    fflush(stdout);
-    sleep(3); /* a rank that ends earlier would be reported instead of rank 1 */
-    _exit(0); /* with a dead rank MPI_Finalize would wait */
+    scenario_run_all(argv + 1, sizeof scenarios / sizeof *scenarios, scenarios);
 }
