@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
 from . import errors
-from ._header import Header, Struct
+from ._header import INTEGERS, Header, Struct, fitting
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TREE = os.path.dirname(os.path.dirname(_HERE))
@@ -62,7 +62,8 @@ class Functions:
             function = self._dll[name]
         except AttributeError:
             raise AttributeError(f"{self._path} is older than the header: it has no {name}") from None
-        function.restype, function.argtypes = about.answer, about.takes
+        function.restype = about.answer
+        function.argtypes = [INTEGERS.get(kind, kind) for kind in about.takes]
         if about.fails and name != "rsd_set_error":  # it returns the status that it was passed
             function.errcheck = _raise_status  # type: ignore[assignment]
         setattr(self, name, function)  # so that the next lookup finds it directly
@@ -114,8 +115,8 @@ def taken(pointer: C.c_void_p) -> Optional[str]:
 
 
 def ints(numbers: Sequence[int], kind: Any = Int64) -> Any:
-    """Returns an array of numbers. It is never empty, so that it has an address."""
-    return (kind * max(1, len(numbers)))(*numbers)
+    """Returns an array of numbers. It is never empty, so that it has an address. OverflowError: one does not fit."""
+    return (kind * max(1, len(numbers)))(*[fitting(kind, number, "the number") for number in numbers])
 
 
 def pointers(addresses: Sequence[Optional[int]]) -> Any:

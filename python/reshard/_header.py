@@ -13,6 +13,7 @@ without fields (layouts, plans, bytes) and to text that rsd_free frees are c_voi
 from __future__ import annotations
 
 import ctypes as C
+import operator
 import re
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
@@ -30,11 +31,38 @@ _FUNCTION = re.compile(r"((?:const )?\w+[ *]+)(rsd_\w+)\(([^;]*)\);")
 _DECLARED = re.compile(r"((?:const )?\w+)\s*([* ]*(?:const\b[* ]*)*)(\w*)\s*(?:\[(\w*)\])?$")
 
 
+def fitting(kind: Any, number: Any, what: str) -> int:
+    """Returns an integer that a ctype can hold. OverflowError if it cannot: ctypes would drop its upper bits."""
+    found = operator.index(number)
+    if kind(found).value != found:
+        raise OverflowError(f"{what} {found} does not fit in {8 * C.sizeof(kind)} bits"
+                         + (" without a sign" if found < 0 and kind(-1).value > 0 else ""))
+    return found
+
+
+class Integer:
+    """The type of an integer argument of a function. In contrast to ctypes, a number that does not fit is an error."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def from_param(self, number: Any) -> Any:
+        """Returns the argument for a call."""
+        return self.kind(fitting(self.kind, number, "the number"))
+
+
+INTEGERS = {kind: Integer(kind) for kind in (C.c_int32, C.c_int64, C.c_uint32, C.c_uint64)}
+
+
 class Struct(C.Structure):
-    """A struct of the library. struct_nbytes is set; fields that are not passed are 0."""
+    """A struct of the library. struct_nbytes is set; fields that are not passed are 0. OverflowError: an integer does not
+    fit."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
+        for name, value in fields.items():
+            if isinstance(value, int) and getattr(self, name) != value:
+                fitting(dict(self._fields_)[name], value, name)
         if type(self)._fields_[0][0] == "struct_nbytes" and not args:
             self.struct_nbytes = C.sizeof(self)
 

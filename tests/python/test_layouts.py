@@ -1,8 +1,10 @@
 """Layouts and meshes in Python: creation, queries, printing and pickling."""
 import copy
+import ctypes
 import pickle
 import unittest
 
+import numpy as np
 import reshard
 import tap
 from reshard import Layout, Mesh
@@ -109,6 +111,21 @@ class Layouts(unittest.TestCase):
             Layout.from_boxes("f32", (4,), [(0, (0,), (3,)), (1, (2,), (2,))], enumerable=True)
         with self.assertRaises(reshard.MismatchError):
             Layout.from_boxes("f32", (4,), [(0, (0,), (3,))], enumerable=True)
+
+    def test_numbers(self):
+        """integers of NumPy are accepted, and a number that does not fit is refused, not cut off"""
+        layout, far = Layout("f32[8] @ 4:S0"), 2 ** 32 + 1
+        self.assertEqual(Layout.on("f32", np.array([8]), np.int64(4), [reshard.Shard(np.int8(0))]), layout)
+        self.assertEqual(layout.arrays(np.int32(1)), layout.arrays(1))
+        for work in (lambda: Layout.from_boxes("f32", (4,), [(far, (0,), (4,))]), lambda: Mesh.of([2], ranks=[0, far]),
+                     lambda: Layout.on("f32", (2 ** 64 + 8,), 4, "S0"),
+                     lambda: Layout.on("f32", (8,), 4, [reshard.Shard(2 ** 32)])):
+            with self.assertRaisesRegex(OverflowError, "does not fit in (32|64) bits"):
+                work()
+        for work in (lambda: layout.arrays(far), lambda: layout.boxes(far), lambda: reshard.Pool(far),
+                     lambda: reshard.Plan(layout, layout).nbytes(far, 1)):
+            with self.assertRaisesRegex(ctypes.ArgumentError, "4294967297 does not fit in 32 bits"):
+                work()
 
     def test_wrong_types(self):
         """text with a NUL and arguments of a wrong type are refused, and errors name what is wrong"""
