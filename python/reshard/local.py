@@ -22,7 +22,7 @@ def either(one: str, a: Any, other: str, b: Any) -> Any:
     """Returns the value of two keywords that have one meaning. InvalidError if both are passed."""
     if a and b and a != b:
         raise InvalidError(f"{one} and {other} have one meaning: pass one of them")
-    return a or b
+    return b if not a and b is not None else a
 
 
 class Report:
@@ -144,17 +144,18 @@ def size(text: Size) -> int:
     is refused, as in the command: more is meant."""
     if not text:
         return 0
-    if str(text).strip().isdecimal() and 0 < int(text) < 1000:
-        raise InvalidError(f"a size of {text} means {int(text)} bytes; add a unit: '{text}GB', or '{text}B' if that is "
+    words = str(text).strip().upper()
+    if words.isdecimal() and 0 < int(words) < 1000:
+        raise InvalidError(f"a size of {text} means {words} bytes; add a unit: '{text}GB', or '{text}B' if that is "
                            "meant")
-    if isinstance(text, int):
-        return text
     units = {"": 1, "B": 1}
     for power, letter in enumerate("KMGT", 1):
         units.update({f"{letter}B": 1000 ** power, f"{letter}IB": 1024 ** power, letter: 1000 ** power})
-    number = text.strip().rstrip("kKmMgGtTiIbB ")
-    unit = text.strip()[len(number):].strip().upper()
+    number = words.rstrip("KMGTIB ")
     try:
-        return int(float(number) * units[unit])
+        found = (int(number) if number.isdecimal() else float(number)) * units[words[len(number):].strip()]
+        if 0 <= found < 1 << 63:
+            return int(found)
     except (ValueError, KeyError):
-        raise ValueError(f"{text!r} is not a number of bytes, such as 256MB, 5GB or 1GiB") from None
+        pass
+    raise InvalidError(f"{text!r} is not a number of bytes, such as 256MB, 5GB or 1GiB")

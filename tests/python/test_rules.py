@@ -186,6 +186,8 @@ class Rules(unittest.TestCase):
         reshard.save_start(os.path.join(self.made, "s"), state, force=True, threads=1, max_memory="1MB").wait()
         with reshard.open(os.path.join(self.made, "s")) as checkpoint:
             checkpoint.load(state, threads=1, max_memory="1MB")
+        norm = "model.layers.0.norm.weight"
+        self.assertEqual(reshard.digest(self.path, norm), {norm: reshard.digest(self.path)[norm]})
         self.assertEqual(list(reshard.digest(self.path, only="q_proj.weight$")),
                          [f"model.layers.{i}.q_proj.weight" for i in range(2)])
 
@@ -368,8 +370,15 @@ class Rules(unittest.TestCase):
         """sizes with units"""
         from reshard.local import size
         for text, right in (("256MB", 256000000), ("1GiB", 1 << 30), ("5GB", 5 * 10 ** 9), ("0.5 KiB", 512),
-                            ("1700", 1700), (1000, 1000), ("9B", 9), (None, 0), (0, 0), ("2k", 2000)):
+                            ("1700", 1700), (1000, 1000), ("9B", 9), (None, 0), (0, 0), ("2k", 2000), (1e9, 10 ** 9),
+                            ("1e9", 10 ** 9), (np.int64(5000), 5000), (2 ** 62 + 1, 2 ** 62 + 1)):
             self.assertEqual(size(text), right)
+        for text in (-5, "-5GB", -1e9, "inf", "nan", float("inf"), True, b"5GB", "GB", 2 ** 63, "1e30"):
+            with self.assertRaisesRegex(reshard.InvalidError, "is not a number of bytes"):
+                size(text)
+        for options in ({"pool": 0}, {"threads": 0}):
+            with self.assertRaisesRegex(reshard.InvalidError, "number of threads 0"):
+                reshard.digest(self.path, **options)
 
     def test_heads(self):
         """presets do not cut the heads of config.json, and copy KV heads where that is asked for"""
