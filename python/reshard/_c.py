@@ -133,7 +133,10 @@ def packed(kind: Any, structs: Sequence[Struct]) -> Any:
     return block
 
 
-def path_bytes(path: Union[str, bytes, "os.PathLike[str]"]) -> bytes:
+Pathlike = Union[str, bytes, "os.PathLike[str]"]
+
+
+def path_bytes(path: Pathlike) -> bytes:
     """Returns a path as bytes for the library. A NUL would end it there, so it is refused."""
     found = os.fsencode(path)
     if b"\0" in found:

@@ -17,7 +17,7 @@ from html import escape
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _c, dtypes, frameworks, local, memory, opening, pictures, states
-from ._c import Address, Int64
+from ._c import Address, Int64, Pathlike
 from .carry import AnyPool
 from .errors import InvalidError, MismatchError, MissingError, UnsupportedError
 from .layout import AnyMesh, Layout, Mesh
@@ -251,13 +251,13 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     _free = "rsd_checkpoint_close"
 
-    def __init__(self, path: Union[str, "os.PathLike[str]"], *, like: str = "auto",
+    def __init__(self, path: Pathlike, *, like: str = "auto",
                  format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
                  take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
                  vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: AnyMesh = None,
-                 names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
+                 names: Optional[Pathlike] = None, heads: Union[int, Tuple[int, int]] = 0,
                  follow_links: bool = False, storage: Optional[Storage] = None) -> None:
-        self.path, self.like = os.fspath(path), frameworks.check(like)
+        self.path, self.like = os.fsdecode(path), frameworks.check(like)
         if format is not None and format not in FORMATS:
             raise InvalidError(f"unknown format {format!r}; formats are {' '.join(FORMATS)}")
         handle = Address()
@@ -288,7 +288,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
                      "--follow-links": follow_links}
             values = {"--dtype": "model" if model_dtype else None, "--vocab-size": vocab_size or None,
                       "--from-mesh": None if from_mesh is None else Mesh.of_any(from_mesh),
-                      "--names": None if names is None else os.fspath(names),
+                      "--names": None if names is None else os.fsdecode(names),
                       "--heads": f"{nheads},{nkv_heads}" if nkv_heads else nheads or None}
             self._words = opening.command_words(flags, values, from_rules)
 
@@ -549,11 +549,11 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         return states.unflatten(leaves, paths)
 
 
-def open(path: Union[str, "os.PathLike[str]"], *, like: str = "auto",  # noqa: A001 (reshard.open)
+def open(path: Pathlike, *, like: str = "auto",  # noqa: A001 (reshard.open)
          format: Optional[str] = None, metadata: Optional[str] = None, as_is: bool = False,
          take_rank_0: bool = False, model_dtype: bool = False, unstack: bool = False,
          vocab_size: int = 0, from_rules: Sequence[str] = (), from_mesh: AnyMesh = None,
-         names: Union[str, "os.PathLike[str]", None] = None, heads: Union[int, Tuple[int, int]] = 0,
+         names: Optional[Pathlike] = None, heads: Union[int, Tuple[int, int]] = 0,
          follow_links: bool = False, storage: Optional[Storage] = None) -> Checkpoint:
     """Opens the checkpoint at `path`: a directory of DCP or safetensors, a torch.save file, the per-rank files of verl,
     SkyRL and FSDP, or a directory of DeepSpeed, Megatron or Orbax. Pickles are parsed as data, and nothing in a file is

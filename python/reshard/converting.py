@@ -14,6 +14,7 @@ import warnings
 from typing import List, Optional, Sequence, Union
 
 from . import _c, local
+from ._c import Pathlike
 from .carry import AnyPool
 from .checkpoint import FORMATS, Checkpoint
 from .errors import InvalidError
@@ -21,7 +22,7 @@ from .layout import AnyMesh
 from .local import Progress, Report
 from .proving import Source, opened
 from .rules import Cast, Heads, Names, Place, Places, Rename, Rules
-from .saving import Pathlike, compress_level
+from .saving import compress_level
 from .storage import Storage, handle_for, is_url, list_files, load_file
 from .transport import AnyTransport
 
@@ -111,7 +112,7 @@ def convert(source: Source, out: Pathlike, *, format: Optional[str] = None, mesh
         made.check()
         call = local.Call(progress, local.either("pool", pool, "threads", threads),
                           local.either("max_nbytes", max_nbytes, "max_memory", max_memory), transport, timeout)
-        urls = [path for path in map(os.fspath, (out, *side_files)) if is_url(path)]
+        urls = [path for path in map(os.fsdecode, (out, *side_files)) if is_url(path)]
         call.io.contents.storage = handle_for(urls[0] if urls else out, storage)
         files = [_c.path_bytes(path) for path in side_files]
         options = _c.ConvertOptions(
@@ -211,7 +212,7 @@ def split(source: Source, out: Pathlike, *, mesh: AnyMesh = None, place: Optiona
 def _configs(checkpoint: Checkpoint, config_from: Optional[Pathlike], storage: Optional[Storage]) -> List[str]:
     """Returns the files to copy beside the weights."""
     if config_from is not None:
-        return _side_files(os.fspath(config_from), storage, card=True)
+        return _side_files(os.fsdecode(config_from), storage, card=True)
     return _side_files(os.path.join(checkpoint.path, "huggingface"), storage) or _side_files(checkpoint.path, storage)
 
 

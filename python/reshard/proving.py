@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as C
-import os
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 from . import _c, local, memory
-from ._c import Int64
+from ._c import Int64, Pathlike
 from .carry import AnyPool, run
 from .checkpoint import Checkpoint, LazyTensor, open as open_checkpoint
 from .layout import Layout
@@ -20,7 +19,7 @@ from .rules import Cast, Names, Rename, Rules, searched
 from .storage import Storage
 from .transport import AnyTransport
 
-Source = Union[str, "os.PathLike[str]", Checkpoint]
+Source = Union[Pathlike, Checkpoint]
 
 
 @contextlib.contextmanager
@@ -49,7 +48,7 @@ def _call(progress: Optional[Progress], pool: AnyPool, threads: Optional[int], m
                       local.either("max_nbytes", max_nbytes, "max_memory", max_memory), transport, timeout)
 
 
-def digest(source: Source, names: Optional[Sequence[str]] = None, *, only: Optional[str] = None,
+def digest(source: Source, names: Union[str, Sequence[str], None] = None, *, only: Optional[str] = None,
            pool: AnyPool = None, threads: Optional[int] = None, max_nbytes: Union[str, int] = 0,
            max_memory: Union[str, int] = 0, progress: Optional[Progress] = None,
            transport: Optional[AnyTransport] = None, timeout: float = 0.0,
@@ -58,7 +57,7 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, only: Optio
     byte order. They detect accidental changes, not attacks.
 
     source      a path, or an open Checkpoint
-    names       tensors. Default: all
+    names       a tensor, or several. Default: all
     only        an expression: only tensors whose name contains a match
     pool, threads   a Pool or a number of threads. Default: one thread per CPU of the process
     max_nbytes, max_memory  limit of the buffers; two words for one option. Default: 256 MB
@@ -67,7 +66,7 @@ def digest(source: Source, names: Optional[Sequence[str]] = None, *, only: Optio
     timeout     seconds without a heartbeat after which a rank counts as lost. Default: 300
     storage     credentials and limits of s3:// and https:// paths. Default: those of the environment"""
     with opened(source, storage) as checkpoint:
-        chosen = list(checkpoint) if names is None else list(names)
+        chosen = [names] if isinstance(names, str) else list(checkpoint if names is None else names)
         chosen = [name for name in chosen if only is None or searched(only, name)]
         call = _call(progress, pool, threads, max_nbytes, max_memory, transport, timeout)
         n = _c.DIGEST_NCHARS

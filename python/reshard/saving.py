@@ -13,7 +13,7 @@ from collections.abc import Mapping as MappingBase
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _c, local, memory, states
-from ._c import Address
+from ._c import Address, Pathlike
 from .carry import AnyPool
 from .errors import InvalidError, MissingError
 from .layout import Layout
@@ -22,7 +22,6 @@ from .storage import Storage, handle_for
 from .transport import AnyTransport
 
 Layouts = Mapping[str, Union[str, Layout]]
-Pathlike = Union[str, "os.PathLike[str]"]
 _HIGHEST = 19  # highest level of zstd
 
 
@@ -91,7 +90,7 @@ class _Request:
         locals_ = [one.struct(writable=False) for one in tensors]
         stream = memory.ordered(device for one in locals_ for device in one.devices)
         self.call, self.storage = local.Call(progress, pool, max_nbytes, transport, timeout, stream), storage
-        self.call.io.contents.storage = handle_for(os.fspath(path), storage)
+        self.call.io.contents.storage = handle_for(os.fsdecode(path), storage)
         pairs = [_value(*one) for one in [*found, *values]]
         self.options = _c.SaveOptions(
             nranks=nranks, overwrite=overwrite, to_lowest_rank=to_lowest_rank, compress=compress_level(compress),

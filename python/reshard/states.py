@@ -120,6 +120,9 @@ class _Opaque:
     def __repr__(self) -> str:
         return "OPAQUE"
 
+    def __reduce__(self) -> str:  # copies and pickles are the same object
+        return "OPAQUE"
+
 
 OPAQUE = _Opaque()
 

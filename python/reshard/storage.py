@@ -64,7 +64,7 @@ class Storage(_c.Handle):
                  region: Optional[str] = None, profile: Optional[str] = None, access_key: Optional[str] = None,
                  secret_key: Optional[str] = None, session_token: Optional[str] = None,
                  credentials: Optional[Callable[[], Dict[str, Any]]] = None,
-                 bearer_token: Optional[str] = None, ca_file: Union[str, "os.PathLike[str]", None] = None,
+                 bearer_token: Optional[str] = None, ca_file: Optional[_c.Pathlike] = None,
                  proxy: Optional[str] = None, anonymous: bool = False, style: Optional[str] = None,
                  max_requests: int = 0, max_attempts: int = 0, max_nbytes: Union[str, int] = 0,
                  timeout: float = 0) -> None:

@@ -1,5 +1,8 @@
 """State dicts are saved and loaded: nested, whole and sharded, by one process and by every rank."""
+import copy
 import os
+import pathlib
+import pickle
 import signal
 import tempfile
 import unittest
@@ -50,6 +53,24 @@ class States(unittest.TestCase):
                 with self.assertRaisesRegex(ValueError, "contains NUL"):
                     use(path)
         self.assertEqual(os.listdir(os.path.dirname(self.path)), ["x"])
+
+    def test_bytes_paths(self):
+        """paths are text, bytes or path objects, also those of converted checkpoints and their configs"""
+        def path(name):
+            return os.fsencode(self.path + name)
+
+        reshard.save(path(""), {"model": state()["model"]})
+        os.mkdir(path("-config"))
+        with open(self.path + "-config/config.json", "w", encoding="ascii") as file:
+            file.write("{}")
+        reshard.convert(path(""), path("-2"), mesh=2, place="S(0)")
+        reshard.merge(path("-2"), path("-hf"), config_from=path("-config"))
+        reshard.split(pathlib.Path(self.path), path("-tp"), mesh=2, default="R", config_from=path("-config"))
+        self.assertEqual(reshard.diff(path(""), pathlib.Path(self.path + "-2")), [])
+        self.assertTrue(os.path.exists(self.path + "-hf/config.json") and os.path.exists(self.path + "-tp/config.json"))
+        with reshard.open(path("")) as checkpoint:
+            self.assertEqual(checkpoint.path, self.path)
+            self.assertIn(self.path, checkpoint._repr_html_())
 
     def test_round_trip(self):
         """a nested state is restored, into existing memory and read as a whole"""
@@ -235,6 +256,8 @@ class States(unittest.TestCase):
             self.assertIn("odd", str(raised.exception))
         with self.assertRaises(reshard.InvalidError):
             reshard.save(self.path + "2", {"a.b": 1, "a": {"b": 2}})
+        for made in (copy.deepcopy(reshard.OPAQUE), pickle.loads(pickle.dumps(reshard.OPAQUE))):
+            self.assertIs(made, reshard.OPAQUE)
 
     def test_infinity(self):
         """infinity is saved, also beside equal text; it is read as text, and loaded as a float"""

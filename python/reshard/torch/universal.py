@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
+from .._c import Pathlike
 from ..checkpoint import Checkpoint
 from ..checkpoint import open as open_checkpoint
 from ..errors import ExistsError, FormatError, InvalidError
 
-Pathlike = Union[str, "os.PathLike[str]"]
 _STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
 
 
@@ -37,7 +37,7 @@ def _groups(checkpoint: Checkpoint) -> List[Dict[str, Any]]:
 
 def _model_files(checkpoint: Checkpoint, model_from: Optional[Pathlike]) -> List[str]:
     """The files of a run that have the model and its configuration."""
-    directory = checkpoint.path if model_from is None else os.fspath(model_from)
+    directory = checkpoint.path if model_from is None else os.fsdecode(model_from)
     found = [name for name in (checkpoint.files if model_from is None else sorted(os.listdir(directory)))
              if name.endswith("_model_states.pt")]
     if not found:
@@ -102,7 +102,7 @@ def write_universal(source: Pathlike, out: Pathlike, *, model_from: Optional[Pat
     the directory `model_from`. The name of `out` is written to `latest_universal` beside it, as DeepSpeed's converter
     does. Tensors are written one after the other. Nothing is at `out` before all of it is complete. EEXIST: something
     is there."""
-    path = os.path.abspath(os.fspath(out))
+    path = os.path.abspath(os.fsdecode(out))
     if os.path.lexists(path):
         raise ExistsError(f"{path} already exists")
     with open_checkpoint(source, like="torch") as checkpoint:
