@@ -12,6 +12,8 @@
 #include <strings.h>
 
 enum { ERROR_NBYTES = 1 << 16, MAX_REFRESHES = 2, CLOCK_SLACK = 240 };
+/* libcurl allocates two buffers for each request that is active. Larger ones are not faster. */
+#define BUFFER_NBYTES (128L << 10)
 
 void http_set_header(struct http_request *request, const char *name, const char *format, ...)
 {
@@ -265,8 +267,8 @@ rsd_status http_prepare(struct http_request *request, const struct curl_library 
     curl->easy_setopt(easy, CURL_PATH_AS_IS, 1L);
     curl->easy_setopt(easy, CURL_NOSIGNAL, 1L);
     curl->easy_setopt(easy, CURL_TCP_KEEPALIVE, 1L);
-    curl->easy_setopt(easy, CURL_BUFFERSIZE, 512L << 10);
-    curl->easy_setopt(easy, CURL_UPLOAD_BUFFERSIZE, 512L << 10);
+    curl->easy_setopt(easy, CURL_BUFFERSIZE, BUFFER_NBYTES);
+    curl->easy_setopt(easy, CURL_UPLOAD_BUFFERSIZE, BUFFER_NBYTES);
     curl->easy_setopt(easy, CURL_USERAGENT, "reshard/" RSD_VERSION);
     /* libcurl would read the environment for a proxy that is not set. */
     curl->easy_setopt(easy, CURL_PROXY, proxy ? proxy : "");
