@@ -61,14 +61,33 @@ bool gpu_open(char **argv)
     return library != NULL;
 }
 
+static _Thread_local int current = -1; /* the device of this thread */
+
 void gpu_start(void)
+{
+    CALL("cuInit", (unsigned), 0);
+    gpu_use_device(0);
+}
+
+int gpu_ndevices(void)
+{
+    int count = 0;
+    CALL("cuDeviceGetCount", (int *), &count);
+    return count;
+}
+
+void gpu_use_device(int ordinal)
 {
     void *context;
     int device;
-    CALL("cuInit", (unsigned), 0);
-    CALL("cuDeviceGet", (int *, int), &device, 0);
+    if (ordinal == current)
+        return;
+    if (current >= 0)
+        CALL("cuCtxPopCurrent_v2", (void **), &context);
+    CALL("cuDeviceGet", (int *, int), &device, ordinal);
     CALL("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
     CALL("cuCtxPushCurrent_v2", (void *), context);
+    current = ordinal;
 }
 
 /* ---- memory ---- */
@@ -79,7 +98,7 @@ static struct blocked {
     size_t nbytes;
 } blocked[NBLOCKED];
 
-/* What cuMemCreate expects; the emulator does not look. */
+/* What cuMemCreate expects. */
 struct block_properties {
     int type, handle_types;
     struct {
@@ -91,10 +110,10 @@ struct block_properties {
 
 static void *new_blocks(size_t nbytes)
 {
-    struct block_properties properties = {.type = 1, .handle_types = 1, .location = {1, 0}};
+    struct block_properties properties = {.type = 1, .handle_types = 1, .location = {1, current}};
     struct {
         int type, id, flags;
-    } access = {1, 0, 3};
+    } access = {1, current, 3};
     size_t length = (nbytes + BLOCK_NBYTES - 1) / BLOCK_NBYTES * BLOCK_NBYTES;
     uint64_t address, handle;
     length = length ? length : BLOCK_NBYTES;
@@ -290,12 +309,14 @@ struct gpu_memory gpu_memory_of(const struct memory *memory, enum gpu_kind (*cho
 {
     size_t n = (size_t)memory->narrays;
     struct gpu_memory made = {memory->narrays, calloc(n + 1, sizeof(void *)),
-                              calloc(n + 1, sizeof(size_t)), calloc(n + 1, sizeof(enum gpu_kind))};
-    if (!made.array || !made.nbytes || !made.kinds)
+                              calloc(n + 1, sizeof(size_t)), calloc(n + 1, sizeof(enum gpu_kind)),
+                              calloc(n + 1, sizeof(int))};
+    if (!made.array || !made.nbytes || !made.kinds || !made.devices)
         need(-1, "calloc");
     for (size_t i = 0; i < n; i++) {
         made.nbytes[i] = memory->nbytes[i];
         made.kinds[i] = choose(context);
+        made.devices[i] = current;
         made.array[i] = memory->array[i] ? gpu_new(made.kinds[i], made.nbytes[i]) : NULL;
     }
     return made;
@@ -323,4 +344,5 @@ void gpu_memory_free(struct gpu_memory *memory)
     free(memory->array);
     free(memory->nbytes);
     free(memory->kinds);
+    free(memory->devices);
 }

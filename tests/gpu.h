@@ -14,6 +14,12 @@ bool gpu_is_emulated(void);
 /* Loads libcuda only: the child of a fork may do it. */
 void gpu_start(void);
 
+/* How many devices there are. The emulator has three: 0 and 1 can access each other's memory, 2 is alone. */
+int gpu_ndevices(void);
+
+/* Chooses the device of what this thread allocates and makes from now on. After gpu_start it is 0. */
+void gpu_use_device(int ordinal);
+
 void *gpu_new(enum gpu_kind kind, size_t nbytes);
 void gpu_free(enum gpu_kind kind, void *address);
 void gpu_put(enum gpu_kind kind, void *to, const void *from, size_t nbytes);
@@ -45,6 +51,7 @@ struct gpu_memory {
     void **array;
     size_t *nbytes;
     enum gpu_kind *kinds;
+    int *devices; /* that were current when they were made */
 };
 struct gpu_memory gpu_memory_of(const struct memory *memory, enum gpu_kind (*choose)(void *),
                                 void *context);

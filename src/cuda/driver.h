@@ -27,6 +27,7 @@ enum {
     CU_POINTER_BUFFER_ID = 7,
     CU_POINTER_IS_MANAGED = 8,
     CU_POINTER_DEVICE_ORDINAL = 9,
+    CU_POINTER_HAS_IPC_HANDLE = 10, /* not if it is of the virtual memory interface, or of a pool */
     CU_MEMORY_TYPE_HOST = 1,
     CU_DEVICE_MULTIPROCESSORS = 16,
     CU_DEVICE_MAJOR = 75,
@@ -62,6 +63,7 @@ struct cu_access {
       (cu_context * context, cu_device device))                                                    \
     X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (cu_context context))                               \
     X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (cu_context * context))                               \
+    X(cuCtxGetDevice, "cuCtxGetDevice", (cu_device * device))                                      \
     X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", (cu_context peer, unsigned flags))           \
     X(cuPointerGetAttributes, "cuPointerGetAttributes",                                            \
       (unsigned n, int *attributes, void **values, cu_address address))                            \
@@ -96,11 +98,14 @@ struct cu_access {
     X(cuMemUnmap, "cuMemUnmap", (cu_address address, size_t nbytes))                               \
     X(cuMemSetAccess, "cuMemSetAccess",                                                            \
       (cu_address address, size_t nbytes, const struct cu_access *access, size_t naccess))         \
+    X(cuMemGetAccess, "cuMemGetAccess",                                                            \
+      (uint64_t * flags, const struct cu_location *location, cu_address address))                  \
     X(cuMemRelease, "cuMemRelease", (uint64_t handle))                                             \
     X(cuStreamCreate, "cuStreamCreate", (cu_stream * stream, unsigned flags))                      \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (cu_stream stream))                                   \
     X(cuStreamSynchronize, "cuStreamSynchronize", (cu_stream stream))                              \
     X(cuStreamQuery, "cuStreamQuery", (cu_stream stream))                                          \
+    X(cuStreamGetCtx, "cuStreamGetCtx", (cu_stream stream, cu_context * context))                  \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (cu_stream stream, cu_event event, unsigned flags))  \
     X(cuEventCreate, "cuEventCreate", (cu_event * event, unsigned flags))                          \
     X(cuEventDestroy, "cuEventDestroy_v2", (cu_event event))                                       \

@@ -34,10 +34,35 @@ EXPORT cu_result cuGetErrorString(cu_result error, const char **text)
     return CU_SUCCESS;
 }
 
+static struct context contexts[NDEVICES] = {{0, 1}, {1, 2}, {2, 4}};
+static _Thread_local struct context *stack[16];
+static _Thread_local int depth;
+
+struct context *context_current(void)
+{
+    return depth ? stack[depth - 1] : NULL;
+}
+
+struct context *context_of(int device)
+{
+    return &contexts[device];
+}
+
+bool devices_are_peers(int from, int to)
+{
+    return from / 2 == to / 2;
+}
+
+EXPORT cu_result cuDeviceGetCount(int *count)
+{
+    *count = NDEVICES;
+    return CU_SUCCESS;
+}
+
 EXPORT cu_result cuDeviceGet(cu_device *device, int ordinal)
 {
     *device = ordinal;
-    return ordinal == 0 ? CU_SUCCESS : 101;
+    return ordinal >= 0 && ordinal < NDEVICES ? CU_SUCCESS : INVALID_DEVICE;
 }
 
 EXPORT cu_result cuDeviceGetAttribute(int *value, int attribute, cu_device device)
@@ -49,37 +74,52 @@ EXPORT cu_result cuDeviceGetAttribute(int *value, int attribute, cu_device devic
 
 EXPORT cu_result cuDeviceCanAccessPeer(int *can, cu_device from, cu_device to)
 {
-    (void)from;
-    (void)to;
-    *can = 0;
+    *can = from != to && devices_are_peers(from, to);
     return CU_SUCCESS;
 }
 
 EXPORT cu_result cuDevicePrimaryCtxRetain(cu_context *context, cu_device device)
 {
-    static int primary;
-    (void)device;
-    *context = &primary;
+    *context = &contexts[device];
     return CU_SUCCESS;
 }
 
 EXPORT cu_result cuCtxPushCurrent_v2(cu_context context)
 {
-    (void)context;
+    if (depth == (int)(sizeof stack / sizeof *stack))
+        abort();
+    stack[depth++] = context;
     return CU_SUCCESS;
 }
 
 EXPORT cu_result cuCtxPopCurrent_v2(cu_context *context)
 {
-    *context = NULL;
+    if (!depth)
+        return INVALID_CONTEXT;
+    *context = stack[--depth];
     return CU_SUCCESS;
+}
+
+EXPORT cu_result cuCtxGetDevice(cu_device *device)
+{
+    ENTER_CONTEXT;
+    if (!result)
+        *device = context->device;
+    LEAVE;
 }
 
 EXPORT cu_result cuCtxEnablePeerAccess(cu_context peer, unsigned flags)
 {
-    (void)peer;
+    ENTER_CONTEXT;
+    int other = ((struct context *)peer)->device;
     (void)flags;
-    return CU_SUCCESS;
+    if (!result && (other == context->device || !devices_are_peers(context->device, other)))
+        result = PEER_ACCESS_UNSUPPORTED;
+    if (!result && context->peers >> other & 1)
+        result = CU_PEER_ACCESS_ALREADY_ENABLED;
+    if (!result)
+        context->peers |= 1u << other;
+    LEAVE;
 }
 
 /* ---- NVRTC: it takes any source ---- */

@@ -8,8 +8,13 @@
  *     event behind it. So a missing wait is a wrong result.
  *   - Kernels are the C code that they share with the GPU (src/cuda/..._code.h), with the tables that are in
  *     memory at the time when they run.
+ *   - A call that needs a context fails if the thread has none. Streams, events and kernels belong to the context in
+ *     which they were made, and cannot be used in another one.
+ *   - Kernels use memory of another device only if access to it was enabled. Access between contexts does not extend
+ *     to memory of the virtual memory interface, which has its own.
  *
- * IPC handles and file descriptors work between processes of the host. There is one device.
+ * IPC handles and file descriptors work between processes of the host. There are three devices: 0 and 1 can access each
+ * other, 2 is alone.
  *
  *     emulator_memory.c    memory, and that of other processes
  *     emulator_streams.c   kernels, streams and events
@@ -23,6 +28,17 @@
 #include <pthread.h>
 
 enum { ILLEGAL_ADDRESS = 700, INVALID_VALUE = 1, INVALID_HANDLE = 400 };
+enum { INVALID_DEVICE = 101, INVALID_CONTEXT = 201, PEER_ACCESS_UNSUPPORTED = 217 };
+enum { NDEVICES = 3 };
+
+/* The primary context of a device. */
+struct context {
+    int device;
+    unsigned peers; /* a bit for each device whose memory kernels may use */
+};
+struct context *context_current(void); /* of the calling thread; NULL: none */
+struct context *context_of(int device);
+bool devices_are_peers(int from, int to);
 
 extern pthread_mutex_t emulator_lock;
 extern cu_result emulator_failed; /* an error after which everything fails; 0: none */
@@ -35,12 +51,18 @@ extern pid_t emulator_process;    /* that called cuInit; 0: none yet */
 #define ENTER                                                                                      \
     pthread_mutex_lock(&emulator_lock);                                                            \
     cu_result result = emulator_failed
+#define ENTER_CONTEXT                                                                              \
+    ENTER;                                                                                         \
+    struct context *context = context_current();                                                   \
+    if (!result && !context)                                                                       \
+    result = INVALID_CONTEXT
 #define LEAVE                                                                                      \
     pthread_mutex_unlock(&emulator_lock);                                                          \
     return result
 
-/* Where the CPU finds memory that a kernel uses. NULL: a kernel cannot use it, which is an error from then on. */
-char *memory_for_kernel(uint64_t address);
+/* Where the CPU finds memory that a kernel of a device uses. NULL: the kernel cannot use it, which is an error from then
+ * on. */
+char *memory_for_kernel(int device, uint64_t address);
 /* The same without an error. */
 char *memory_find(uint64_t address);
 

@@ -17,6 +17,10 @@ struct range {
     size_t nbytes;
     int kind, fd;
     uint64_t id;
+    int device;
+    bool own; /* allocated by this process */
+    unsigned
+        accessible; /* a bit for each device whose kernels may use it, whatever their contexts allow */
 };
 
 static struct range ranges[MAX_RANGES];
@@ -48,7 +52,12 @@ static struct range *add_range(char *visible, char *shadow, size_t nbytes, int k
     if (i == MAX_RANGES)
         abort();
     nranges += i == nranges;
-    ranges[i] = (struct range){visible, shadow, nbytes, kind, fd, 0};
+    ranges[i] = (struct range){.visible = visible,
+                               .shadow = shadow,
+                               .nbytes = nbytes,
+                               .kind = kind,
+                               .fd = fd,
+                               .accessible = kind == HOST || kind == MANAGED ? ~0u : 0};
     ranges[i].id = (uint64_t)getpid() << 32 | next_id++;
     return &ranges[i];
 }
@@ -58,7 +67,27 @@ static size_t whole_pages(size_t nbytes)
     return (nbytes + 4095) / 4096 * 4096;
 }
 
-static cu_result map_device(size_t nbytes, int fd, struct range **out)
+/* The name of a memory file ends with the device that it stands for. */
+static int new_memory_file(int device)
+{
+    char name[] = "device 0";
+    name[sizeof name - 2] += (char)device;
+    return memfd_create(name, 0);
+}
+
+static int device_of_file(int fd)
+{
+    char path[64], name[64] = {0};
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(path, name, sizeof name - 1); /* /memfd:device 0 (deleted) */
+    const char *word = n > 0 ? strstr(name, "device ") : NULL;
+    if (!word)
+        abort();
+    return word[7] - '0';
+}
+
+/* Makes device memory of a file, which kernels of this device use. */
+static cu_result map_device(size_t nbytes, int fd, int device, struct range **out)
 {
     size_t length = whole_pages(nbytes ? nbytes : 1);
     char *visible = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -66,13 +95,22 @@ static cu_result map_device(size_t nbytes, int fd, struct range **out)
     if (visible == MAP_FAILED || shadow == MAP_FAILED)
         return CU_OUT_OF_MEMORY;
     *out = add_range(visible, shadow, nbytes, ON_DEVICE, fd);
+    (*out)->device = device_of_file(fd);
+    (*out)->accessible = 1u << device;
     return CU_SUCCESS;
 }
 
-char *memory_for_kernel(uint64_t address)
+/* Whether kernels of a device may use a range. Access that contexts enable is to memory of this process. */
+static bool is_accessible(const struct range *range, int device)
+{
+    return range->accessible >> device & 1 || (range->kind == ON_DEVICE && range->own &&
+                                               context_of(device)->peers >> range->device & 1);
+}
+
+char *memory_for_kernel(int device, uint64_t address)
 {
     struct range *range = find_range(address);
-    if (!range) {
+    if (!range || !is_accessible(range, device)) {
         emulator_failed = ILLEGAL_ADDRESS;
         return NULL;
     }
@@ -99,24 +137,26 @@ static void drop_range(struct range *range)
 
 EXPORT cu_result cuMemAlloc_v2(cu_address *address, size_t nbytes)
 {
-    ENTER;
+    ENTER_CONTEXT;
     struct range *range = NULL;
-    int fd = memfd_create("device", 0);
+    int fd = new_memory_file(context ? context->device : 0);
     const char *limit = getenv("EMULATED_DEVICE_NBYTES");
     if (!result && limit && nbytes > strtoull(limit, NULL, 10))
         result = CU_OUT_OF_MEMORY;
     if (!result && (fd < 0 || ftruncate(fd, (off_t)whole_pages(nbytes ? nbytes : 1))))
         result = CU_OUT_OF_MEMORY;
     if (!result)
-        result = map_device(nbytes, fd, &range);
-    if (!result)
+        result = map_device(nbytes, fd, context->device, &range);
+    if (!result) {
+        range->own = true;
         *address = (cu_address)(uintptr_t)range->visible;
+    }
     LEAVE;
 }
 
 EXPORT cu_result cuMemFree_v2(cu_address address)
 {
-    ENTER;
+    ENTER_CONTEXT;
     streams_run_all();
     struct range *range = find_range(address);
     if (!range || (cu_address)(uintptr_t)range->visible != address)
@@ -128,7 +168,7 @@ EXPORT cu_result cuMemFree_v2(cu_address address)
 
 EXPORT cu_result cuMemHostAlloc(void **address, size_t nbytes, unsigned flags)
 {
-    ENTER;
+    ENTER_CONTEXT;
     (void)flags;
     if (!result && posix_memalign(address, 4096, nbytes ? nbytes : 1))
         result = CU_OUT_OF_MEMORY;
@@ -139,7 +179,7 @@ EXPORT cu_result cuMemHostAlloc(void **address, size_t nbytes, unsigned flags)
 
 EXPORT cu_result cuMemFreeHost(void *address)
 {
-    ENTER;
+    ENTER_CONTEXT;
     streams_run_all();
     struct range *range = find_range((cu_address)(uintptr_t)address);
     if (range)
@@ -162,7 +202,7 @@ EXPORT cu_result cuMemAllocManaged(cu_address *address, size_t nbytes, unsigned 
 
 EXPORT cu_result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags)
 {
-    ENTER;
+    ENTER_CONTEXT;
     (void)flags;
     if (!result && (find_range((cu_address)(uintptr_t)address) ||
                     find_range((cu_address)(uintptr_t)address + nbytes - 1)))
@@ -174,7 +214,7 @@ EXPORT cu_result cuMemHostRegister_v2(void *address, size_t nbytes, unsigned fla
 
 EXPORT cu_result cuMemHostUnregister(void *address)
 {
-    ENTER;
+    ENTER_CONTEXT;
     streams_run_all();
     struct range *range = find_range((cu_address)(uintptr_t)address);
     if (!range)
@@ -197,10 +237,13 @@ EXPORT cu_result cuPointerGetAttributes(unsigned n, int *attributes, void **valu
             *(unsigned *)values[i] = !range ? 0 : range->kind == HOST ? CU_MEMORY_TYPE_HOST : 2;
             break;
         case CU_POINTER_DEVICE_ORDINAL:
-            *(int *)values[i] = range ? 0 : -2;
+            *(int *)values[i] = range ? range->device : -2;
             break;
         case CU_POINTER_IS_MANAGED:
             *(bool *)values[i] = range && range->kind == MANAGED;
+            break;
+        case CU_POINTER_HAS_IPC_HANDLE:
+            *(bool *)values[i] = range && range->kind == ON_DEVICE;
             break;
         case 18: /* the size of a mapping */
             *(size_t *)values[i] = range ? range->nbytes : 0;
@@ -230,27 +273,27 @@ EXPORT cu_result cuMemGetAddressRange_v2(cu_address *begin, size_t *nbytes, cu_a
 
 EXPORT cu_result cuMemcpyDtoH_v2(void *to, cu_address from, size_t nbytes)
 {
-    ENTER;
+    ENTER_CONTEXT;
     streams_run_all();
-    result = emulator_failed;
-    char *source = result ? NULL : memory_for_kernel(from);
+    result = result ? result : emulator_failed;
+    char *source = result ? NULL : memory_find(from);
     if (source)
         memcpy(to, source, nbytes);
     else
-        result = ILLEGAL_ADDRESS;
+        result = result ? result : ILLEGAL_ADDRESS;
     LEAVE;
 }
 
 EXPORT cu_result cuMemcpyHtoD_v2(cu_address to, const void *from, size_t nbytes)
 {
-    ENTER;
+    ENTER_CONTEXT;
     streams_run_all();
-    result = emulator_failed;
-    char *target = result ? NULL : memory_for_kernel(to);
+    result = result ? result : emulator_failed;
+    char *target = result ? NULL : memory_find(to);
     if (target)
         memcpy(target, from, nbytes);
     else
-        result = ILLEGAL_ADDRESS;
+        result = result ? result : ILLEGAL_ADDRESS;
     LEAVE;
 }
 
@@ -276,18 +319,21 @@ EXPORT cu_result cuIpcGetMemHandle(struct cu_ipc_handle *handle, cu_address addr
 EXPORT cu_result cuIpcOpenMemHandle_v2(cu_address *address, struct cu_ipc_handle handle,
                                        unsigned flags)
 {
-    ENTER;
+    ENTER_CONTEXT;
     struct ipc_handle made;
     struct range *range;
     char path[64];
-    (void)flags;
     memcpy(&made, handle.bytes, sizeof made);
     snprintf(path, sizeof path, "/proc/%d/fd/%d", made.pid, made.fd);
     int fd = getenv("EMULATED_IPC_FAILS") ? -1 : open(path, O_RDWR);
-    if (fd < 0)
+    if (!result && fd < 0)
         result = INVALID_HANDLE;
-    else
-        result = map_device(made.nbytes, fd, &range);
+    else if (!result && !(flags & CU_IPC_LAZY_PEER_ACCESS
+                              ? devices_are_peers(context->device, device_of_file(fd))
+                              : context->device == device_of_file(fd)))
+        result = PEER_ACCESS_UNSUPPORTED;
+    if (!result)
+        result = map_device(made.nbytes, fd, context->device, &range);
     if (!result)
         *address = (cu_address)(uintptr_t)range->visible;
     LEAVE;
@@ -298,12 +344,18 @@ EXPORT cu_result cuIpcCloseMemHandle(cu_address address)
     return cuMemFree_v2(address);
 }
 
+/* The beginning of what describes an allocation of the virtual memory interface. */
+struct block_properties {
+    int type, handle_types;
+    struct cu_location location;
+};
+
 /* An allocation of the virtual memory interface is a file descriptor. */
 EXPORT cu_result cuMemCreate(uint64_t *handle, size_t nbytes, const void *properties,
                              uint64_t flags)
 {
-    int fd = memfd_create("block", 0);
-    (void)properties;
+    const struct block_properties *wanted = properties;
+    int fd = new_memory_file(wanted->location.id);
     (void)flags;
     *handle = (uint64_t)fd;
     return fd < 0 || ftruncate(fd, (off_t)nbytes) ? CU_OUT_OF_MEMORY : CU_SUCCESS;
@@ -397,7 +449,8 @@ EXPORT cu_result cuMemMap(cu_address address, size_t nbytes, size_t offset, uint
                        (off_t)offset) == MAP_FAILED)
         result = INVALID_VALUE;
     else
-        add_range((char *)(uintptr_t)address, shadow, nbytes, MAPPED, fd);
+        add_range((char *)(uintptr_t)address, shadow, nbytes, MAPPED, fd)->device =
+            device_of_file(fd);
     LEAVE;
 }
 
@@ -416,12 +469,31 @@ EXPORT cu_result cuMemUnmap(cu_address address, size_t nbytes)
     LEAVE;
 }
 
+EXPORT cu_result cuMemGetAccess(uint64_t *flags, const struct cu_location *location,
+                                cu_address address)
+{
+    ENTER;
+    const struct range *range = find_range(address);
+    if (!range || range->kind != MAPPED)
+        result = INVALID_VALUE;
+    else
+        *flags = range->accessible >> location->id & 1 ? 3 : 0;
+    LEAVE;
+}
+
 EXPORT cu_result cuMemSetAccess(cu_address address, size_t nbytes, const struct cu_access *access,
                                 size_t naccess)
 {
-    (void)address;
-    (void)nbytes;
-    (void)access;
-    (void)naccess;
-    return CU_SUCCESS;
+    ENTER;
+    for (size_t i = 0; i < nranges; i++) {
+        struct range *range = &ranges[i];
+        if (range->kind != MAPPED || (cu_address)(uintptr_t)range->visible - address >= nbytes)
+            continue;
+        for (size_t k = 0; k < naccess && !result; k++)
+            if (devices_are_peers(access[k].location.id, range->device))
+                range->accessible |= 1u << access[k].location.id;
+            else
+                result = PEER_ACCESS_UNSUPPORTED;
+    }
+    LEAVE;
 }

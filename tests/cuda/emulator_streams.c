@@ -20,11 +20,14 @@ struct task {
 struct stream {
     struct task *first, *last;
     struct stream *next;
+    int device;
+    bool is_default;
     bool
         blocking; /* the default stream waits for its work, and it for that of the default stream */
 };
 
 struct event {
+    int device;
     uint64_t records, done; /* recorded, and reached */
     struct stream *stream;  /* of the last record */
     int nqueries;
@@ -34,9 +37,10 @@ struct kernel_code {
     const char *name;
     void (*run)(const uint64_t *parameters);
     int nparameters;
+    int device;
 };
 
-static struct stream default_stream;
+static int running; /* the device whose task runs */
 
 /* ---- kernels ---- */
 
@@ -63,8 +67,8 @@ static void run_copy(const uint64_t *p)
         for (gpu_u32 unit = 0; unit < tile.nunits && !emulator_failed; unit++) {
             gpu_i64 from, to;
             gpu_tile_unit(&tile, loops, unit, &from, &to);
-            const char *source = memory_for_kernel(src + (gpu_u64)from);
-            char *target = source ? memory_for_kernel(dst + (gpu_u64)to) : NULL;
+            const char *source = memory_for_kernel(running, src + (gpu_u64)from);
+            char *target = source ? memory_for_kernel(running, dst + (gpu_u64)to) : NULL;
             if (!target)
                 return;
             if (cast)
@@ -90,10 +94,11 @@ static void run_sums(const uint64_t *p)
     for (gpu_i64 number = 0; number < (gpu_i64)p[6] && !emulator_failed; number++) {
         element.sum = sums + gpu_find_entry(sums, sizeof *sums, (gpu_u32)p[1], number);
         gpu_i64 first = element.sum->begin + (number - element.sum->first_tile) * GPU_SUM_TILE;
-        shadows[element.sum->dst] = (gpu_u64)(uintptr_t)memory_for_kernel(arrays[element.sum->dst]);
+        shadows[element.sum->dst] =
+            (gpu_u64)(uintptr_t)memory_for_kernel(running, arrays[element.sum->dst]);
         for (gpu_u32 t = 0; t < element.sum->nterms; t++) {
             gpu_u32 src = element.terms[element.sum->first_term + t].src;
-            shadows[src] = (gpu_u64)(uintptr_t)memory_for_kernel(arrays[src]);
+            shadows[src] = (gpu_u64)(uintptr_t)memory_for_kernel(running, arrays[src]);
         }
         for (gpu_u32 i = 0; i <= GPU_NBASES; i++)
             bases[i] = gpu_base_of(&element, i);
@@ -117,7 +122,7 @@ static void run_digests(const uint64_t *p)
         for (gpu_i64 row = 0; row < digests[i].nrows && !emulator_failed; row++) {
             gpu_i64 at, after;
             gpu_digest_row(&digests[i], loops, row, &at, &after);
-            const char *bytes = memory_for_kernel(arrays[digests[i].array] + (gpu_u64)at);
+            const char *bytes = memory_for_kernel(running, arrays[digests[i].array] + (gpu_u64)at);
             for (int crc = 0; bytes && crc < GPU_NCRC; crc++)
                 results[digests[i].result * GPU_NCRC + (gpu_u32)crc] ^=
                     gpu_shift(crc, powers, gpu_crc_bytes(crc, 0, bytes, (gpu_u32)digests[i].run),
@@ -125,23 +130,33 @@ static void run_digests(const uint64_t *p)
         }
 }
 
-static struct kernel_code codes[] = {{"rsd_copy", run_copy, 5},
-                                     {"rsd_cast", run_copy, 5},
-                                     {"rsd_reduce", run_sums, 7},
-                                     {"rsd_digest", run_digests, 8}};
+static const struct kernel_code codes[] = {{"rsd_copy", run_copy, 5, 0},
+                                           {"rsd_cast", run_copy, 5, 0},
+                                           {"rsd_reduce", run_sums, 7, 0},
+                                           {"rsd_digest", run_digests, 8, 0}};
+enum { NCODES = sizeof codes / sizeof *codes };
+
+/* A module is what a context has loaded. */
+static struct kernel_code loaded[NDEVICES][NCODES];
 
 EXPORT cu_result cuModuleLoadData(cu_module *module, const void *image)
 {
-    *module = without_const(image);
-    return CU_SUCCESS;
+    ENTER_CONTEXT;
+    (void)image;
+    for (int i = 0; i < NCODES && !result; i++) {
+        loaded[context->device][i] = codes[i];
+        loaded[context->device][i].device = context->device;
+    }
+    if (!result)
+        *module = loaded[context->device];
+    LEAVE;
 }
 
 EXPORT cu_result cuModuleGetFunction(cu_function *function, cu_module module, const char *name)
 {
-    (void)module;
-    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
-        if (strcmp(codes[i].name, name) == 0) {
-            *function = &codes[i];
+    for (struct kernel_code *code = module; code < (struct kernel_code *)module + NCODES; code++)
+        if (strcmp(code->name, name) == 0) {
+            *function = code;
             return CU_SUCCESS;
         }
     return 500;
@@ -157,11 +172,17 @@ EXPORT cu_result cuFuncSetAttribute(cu_function function, int attribute, int val
 
 /* ---- streams ---- */
 
-static struct stream *streams = &default_stream;
+/* The default streams, then those that were made. */
+static struct stream defaults[NDEVICES] = {{.next = &defaults[1], .device = 0, .is_default = true},
+                                           {.next = &defaults[2], .device = 1, .is_default = true},
+                                           {.device = 2, .is_default = true}};
+static struct stream *streams = defaults;
 
+/* NULL is the default stream of the current context. */
 static struct stream *stream_of(cu_stream stream)
 {
-    return stream ? stream : &default_stream;
+    const struct context *context = context_current();
+    return stream ? stream : &defaults[context ? context->device : 0];
 }
 
 static void run_stream(struct stream *stream);
@@ -170,7 +191,8 @@ static void run_stream(struct stream *stream);
 static void run_before(struct stream *stream)
 {
     for (struct stream *one = streams; one; one = one->next)
-        if (stream == &default_stream ? one->blocking : stream->blocking && one == &default_stream)
+        if (one->device == stream->device &&
+            (stream->is_default ? one->blocking : stream->blocking && one->is_default))
             run_stream(one);
 }
 
@@ -193,6 +215,8 @@ static void run_until(struct event *event, uint64_t record);
 static void run_first(struct stream *stream)
 {
     struct task *task = stream->first;
+    int before = running;
+    running = stream->device;
     stream->first = task->next;
     if (!task->next)
         stream->last = NULL;
@@ -204,8 +228,9 @@ static void run_first(struct stream *stream)
         task->event->done = task->record;
     else if (task->kind == WAIT)
         run_until(task->event, task->record);
-    else if (task->kind == SET && !emulator_failed)
-        memset(memory_for_kernel(task->to), task->value, task->nbytes);
+    else if (task->kind == SET && !emulator_failed && memory_for_kernel(running, task->to))
+        memset(memory_for_kernel(running, task->to), task->value, task->nbytes);
+    running = before;
     free(task);
 }
 
@@ -229,8 +254,9 @@ void streams_run_all(void)
 
 EXPORT cu_result cuStreamCreate(cu_stream *stream, unsigned flags)
 {
-    ENTER;
+    ENTER_CONTEXT;
     struct stream *made = calloc(1, sizeof *made);
+    made->device = context ? context->device : 0;
     made->blocking = !(flags & CU_STREAM_NON_BLOCKING);
     made->next = streams->next;
     streams->next = made;
@@ -251,20 +277,26 @@ EXPORT cu_result cuStreamDestroy_v2(cu_stream stream)
     LEAVE;
 }
 
+EXPORT cu_result cuStreamGetCtx(cu_stream stream, cu_context *context)
+{
+    *context = context_of(stream_of(stream)->device);
+    return CU_SUCCESS;
+}
+
 EXPORT cu_result cuStreamSynchronize(cu_stream stream)
 {
-    ENTER;
+    ENTER_CONTEXT;
     run_before(stream_of(stream));
     run_stream(stream_of(stream));
-    result = emulator_failed;
+    result = result ? result : emulator_failed;
     LEAVE;
 }
 
 EXPORT cu_result cuStreamQuery(cu_stream stream)
 {
-    ENTER;
+    ENTER_CONTEXT;
     struct stream *queried = stream_of(stream);
-    if (queried == &default_stream)
+    if (queried->is_default)
         run_before(queried);
     if (!result && queried->first)
         result = CU_NOT_READY;
@@ -273,9 +305,12 @@ EXPORT cu_result cuStreamQuery(cu_stream stream)
 
 EXPORT cu_result cuEventCreate(cu_event *event, unsigned flags)
 {
+    ENTER_CONTEXT;
     (void)flags;
-    *event = calloc(1, sizeof(struct event));
-    return *event ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+    struct event *made = calloc(1, sizeof *made);
+    made->device = context ? context->device : 0;
+    *event = made;
+    LEAVE;
 }
 
 EXPORT cu_result cuEventDestroy_v2(cu_event event)
@@ -290,12 +325,16 @@ EXPORT cu_result cuEventDestroy_v2(cu_event event)
 
 EXPORT cu_result cuEventRecord(cu_event event, cu_stream stream)
 {
-    ENTER;
+    ENTER_CONTEXT;
     struct event *recorded = event;
-    recorded->stream = stream_of(stream);
-    recorded->nqueries = 0;
-    add_task(recorded->stream,
-             (struct task){.kind = RECORD, .event = event, .record = ++recorded->records});
+    if (!result && recorded->device != stream_of(stream)->device)
+        result = INVALID_HANDLE;
+    if (!result) {
+        recorded->stream = stream_of(stream);
+        recorded->nqueries = 0;
+        add_task(recorded->stream,
+                 (struct task){.kind = RECORD, .event = event, .record = ++recorded->records});
+    }
     LEAVE;
 }
 
@@ -335,13 +374,15 @@ EXPORT cu_result cuLaunchKernel(cu_function function, unsigned grid_x, unsigned 
                                 unsigned block_z, unsigned shared_nbytes, cu_stream stream,
                                 void **parameters, void **extra)
 {
-    ENTER;
+    ENTER_CONTEXT;
     struct kernel_code *code = function;
     struct task task = {.kind = LAUNCH, .code = code};
     (void)extra;
     if (!result && (grid_x < 1 || grid_y != 1 || grid_z != 1 || block_x > 1024 || block_y != 1 ||
                     block_z != 1 || shared_nbytes > 200 << 10))
         result = INVALID_VALUE;
+    if (!result && (code->device != context->device || stream_of(stream)->device != code->device))
+        result = INVALID_HANDLE;
     for (int i = 0; i < code->nparameters; i++) /* the second is a count of 32 bits */
         memcpy(&task.parameters[i], parameters[i], i == 1 ? 4 : 8);
     if (!result)
@@ -360,8 +401,10 @@ EXPORT cu_result cuMemsetD8Async(cu_address to, unsigned char value, size_t nbyt
 
 EXPORT cu_result cuMemcpyAsync(cu_address to, cu_address from, size_t nbytes, cu_stream stream)
 {
-    ENTER;
-    run_stream(stream_of(stream));
-    memcpy(memory_for_kernel(to), memory_for_kernel(from), nbytes);
+    ENTER_CONTEXT;
+    struct stream *at = stream_of(stream);
+    run_stream(at);
+    if (!result)
+        memcpy(memory_for_kernel(at->device, to), memory_for_kernel(at->device, from), nbytes);
     LEAVE;
 }
