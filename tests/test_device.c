@@ -13,9 +13,11 @@
 
 static struct random dice = {11};
 
+/* Of any device that device 0 can access. */
 static enum gpu_kind any_kind(void *context)
 {
     (void)context;
+    gpu_use_device(gpu_ndevices() > 1 ? (int)random_below(&dice, 2) : 0);
     return (enum gpu_kind)random_below(&dice, NGPU_KINDS);
 }
 

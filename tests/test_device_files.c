@@ -14,9 +14,11 @@
 static struct random dice = {5};
 static const char *folder;
 
+/* Of any device. */
 static enum gpu_kind any_kind(void *context)
 {
     (void)context;
+    gpu_use_device((int)random_below(&dice, gpu_ndevices()));
     return (enum gpu_kind)random_below(&dice, NGPU_KINDS);
 }
 
@@ -91,8 +93,10 @@ static void save_kinds(struct problem *problems, const char *expected, bool back
     } else if (OK(rsd_save_start(path, NPROBLEMS, tensors, &options, &save))) {
         for (int i = 0; i < NPROBLEMS; i++) /* the arrays were copied */
             for (int64_t k = 0; k < there[i].narrays; k++)
-                if (there[i].nbytes[k] && there[i].kinds[k] == ON_GPU)
+                if (there[i].nbytes[k] && there[i].kinds[k] == ON_GPU) {
+                    gpu_use_device(there[i].devices[k]);
                     gpu_fill_async(there[i].array[k], 0x5a, there[i].nbytes[k], NULL);
+                }
         OK(rsd_save_wait(save, NULL));
     }
     CHECK(same_folders(path, expected), "background %d, compress %d", background, compress);
@@ -134,6 +138,21 @@ static void write_plain_items(rsd_pool *pool)
 
 /* ---- loading ---- */
 
+/* Returns a stream of any device, which writes to the arrays of that device if they have no padding. */
+static void *busy_stream(const struct gpu_memory *there, enum arrangement arrangement)
+{
+    static void *streams[8];
+    int device = (int)random_below(&dice, gpu_ndevices() < 8 ? gpu_ndevices() : 8);
+    gpu_use_device(device);
+    if (!streams[device])
+        streams[device] = gpu_stream_new();
+    for (int64_t i = 0; i < there->narrays; i++)
+        if (arrangement != PADDED && there->nbytes[i] && there->kinds[i] == ON_GPU &&
+            there->devices[i] == device)
+            gpu_fill_async(there->array[i], 0x5a, there->nbytes[i], streams[device]);
+    return streams[device];
+}
+
 /* Loads a tensor into memory of any kind, and compares with a load into host memory. */
 static void load_kinds(rsd_checkpoint *checkpoint, const struct problem *problem, rsd_pool *pool,
                        enum arrangement arrangement)
@@ -151,6 +170,7 @@ static void load_kinds(rsd_checkpoint *checkpoint, const struct problem *problem
     OK(rsd_load(checkpoint, 1, &tensor, &options, NULL));
     gpu_memory_put(&there, &got);
     tensor.arrays = there.array;
+    io.stream = busy_stream(&there, arrangement);
     OK(rsd_load(checkpoint, 1, &tensor, &options, NULL));
     gpu_memory_get(&got, &there);
     for (int64_t i = 0; i < got.narrays; i++)

@@ -58,7 +58,7 @@ $(EMULATOR): $(BUILD)/asan/emulator/lib%: $(EMULATOR_SRC) tests/cuda/emulator.h 
 	@mkdir -p $(@D)
 	@echo "  link  $@"
 	$(Q)$(CC) $(ALL_CPPFLAGS) $(CPPFLAGS) $(ALL_CFLAGS) $(SAN_asan) -Itests/cuda -fPIC -shared -Wl,-soname,lib$* -o $@ $(EMULATOR_SRC) -lm
-$(BUILD)/asan/test_device $(BUILD)/asan/test_device_files: $(EMULATOR)
+$(addprefix $(BUILD)/asan/test_,device device_files devices): $(EMULATOR)
 
 $(BUILD)/tsan/test_%: $(BUILD)/tsan/tests/test_%.o $(call objects,tsan,$(TEST_HELPERS) $(LIB_SRC))
 	@echo "  link  $@"

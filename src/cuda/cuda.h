@@ -16,7 +16,9 @@ extern const struct memory_kind cuda_kind;
 bool cuda_is_loaded(void);
 bool cuda_find_place(const void *address, struct memory_place *place);
 rsd_status cuda_open_device(int ordinal, struct memory_device **device);
-rsd_status cuda_enable_access(struct memory_device *device, int other);
+rsd_status cuda_open_stream_device(void *stream, int ordinal, struct memory_device **device);
+rsd_status cuda_enable_access(struct memory_device *device, int other, const void *address,
+                              size_t nbytes);
 
 /* ---- buffers.c: memory of devices, and host memory that kernels use directly ---- */
 

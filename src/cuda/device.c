@@ -134,7 +134,8 @@ static rsd_status enable_peer(struct cuda_device *device, int other)
                                                     : driver_check(result, "cuCtxEnablePeerAccess");
 }
 
-rsd_status cuda_enable_access(struct memory_device *base, int other)
+rsd_status cuda_enable_access(struct memory_device *base, int other, const void *address,
+                              size_t nbytes)
 {
     struct cuda_device *device = cuda_device_of(base);
     rsd_status status = RSD_OK;
@@ -146,7 +147,25 @@ rsd_status cuda_enable_access(struct memory_device *base, int other)
     if (!status)
         device->accessible |= (uint64_t)1 << other;
     pthread_mutex_unlock(&device->lock);
-    return status;
+    return status ? status : device_allow_mapped(device, (cu_address)(uintptr_t)address, nbytes);
+}
+
+/* ---- streams ---- */
+
+rsd_status cuda_open_stream_device(void *stream, int ordinal, struct memory_device **out)
+{
+    const struct driver *cu;
+    cu_context context;
+    cu_device device;
+    if (!stream)
+        return cuda_open_device(ordinal, out);
+    TRY(driver_open(&cu));
+    CU_TRY(cuStreamGetCtx, stream, &context);
+    CU_TRY(cuCtxPushCurrent, context);
+    cu_result result = cu->cuCtxGetDevice(&device);
+    cu->cuCtxPopCurrent(&context);
+    TRY(driver_check(result, "cuCtxGetDevice"));
+    return cuda_open_device(device, out); /* a device is its ordinal */
 }
 
 /* ---- kernels ---- */

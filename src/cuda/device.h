@@ -30,6 +30,10 @@ static inline struct cuda_device *cuda_device_of(struct memory_device *device)
 rsd_status device_enter(const struct cuda_device *device);
 void device_leave(const struct cuda_device *device);
 
+/* Lets kernels of the device use memory of the virtual memory interface that lies on another device: it has its own
+ * list of devices that may. Does nothing for other memory. EUNSUPPORTED: memory of a pool. */
+rsd_status device_allow_mapped(const struct cuda_device *device, cu_address address, size_t nbytes);
+
 /* Copies bytes to the device, and waits: for small copies the driver returns before the bytes are there, and kernels of
  * other streams would not wait for them. Requires device_enter. */
 rsd_status device_upload(const struct cuda_device *device, cu_address to, const void *from,

@@ -190,9 +190,31 @@ rsd_status cuda_queue_use_stream(struct memory_queue *base, void *stream)
     return status;
 }
 
+/* An event can only be recorded in a stream of its context, so a stream of another device needs one of its own. */
+static rsd_status follow_other(struct cuda_queue *queue, cu_stream stream, cu_context context)
+{
+    const struct driver *cu = queue->device->cu;
+    cu_event event = NULL;
+    CU_TRY(cuCtxPushCurrent, context);
+    cu_result result = cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (!result)
+        result = cu->cuEventRecord(event, stream);
+    cu->cuCtxPopCurrent(&context);
+    if (!result)
+        result = cu->cuStreamWaitEvent(queue->stream, event, 0);
+    if (event)
+        cu->cuEventDestroy(event); /* what waits for it still does */
+    return driver_check(result, "cuEventRecord");
+}
+
 static rsd_status follow_stream(struct cuda_queue *queue, cu_stream stream)
 {
     const struct driver *cu = queue->device->cu;
+    cu_context context = queue->device->context;
+    if (stream)
+        CU_TRY(cuStreamGetCtx, stream, &context);
+    if (context != queue->device->context)
+        return follow_other(queue, stream, context);
     cu_event event = queue->events[queue->nmarks % NMARKS];
     if (queue->nmarks >= NMARKS)
         CU_TRY(cuEventSynchronize, event);

@@ -119,6 +119,37 @@ static rsd_status find_mapping(const struct driver *cu, cu_address address, cu_a
     return RSD_OK;
 }
 
+/* Lets kernels of a device use one mapping. */
+static rsd_status allow_mapping(const struct cuda_device *device, cu_address base, size_t nbytes)
+{
+    const struct driver *cu = device->cu;
+    struct cu_access access = {{CU_LOCATION_DEVICE, device->base.ordinal}, CU_ACCESS_READ_WRITE};
+    uint64_t flags = 0;
+    CU_TRY(cuMemGetAccess, &flags, &access.location, base);
+    if (flags != CU_ACCESS_READ_WRITE)
+        CU_TRY(cuMemSetAccess, base, nbytes, &access, 1);
+    return RSD_OK;
+}
+
+rsd_status device_allow_mapped(const struct cuda_device *device, cu_address address, size_t nbytes)
+{
+    const struct driver *cu = device->cu;
+    uint64_t has_handle = 0, id; /* how many bytes of it are written depends on the driver */
+    int attribute = CU_POINTER_HAS_IPC_HANDLE;
+    void *value = &has_handle;
+    CU_TRY(cuPointerGetAttributes, 1, &attribute, &value, address);
+    for (cu_address at = address; !has_handle && at - address < nbytes;) {
+        cu_address base;
+        size_t length;
+        TRY(find_mapping(cu, at, &base, &length, &id));
+        if (allow_mapping(device, base, length))
+            return fail(RSD_EUNSUPPORTED, "CUDA device %d has no access to mapped memory: %s",
+                        device->base.ordinal, rsd_error());
+        at = base + length;
+    }
+    return RSD_OK;
+}
+
 /* Exports the mappings of the virtual memory interface that a range lies in, as descriptors. */
 static rsd_status export_pieces(const struct driver *cu, cu_address address, size_t nbytes,
                                 struct memory_pieces *pieces, uint64_t *offset)

@@ -15,7 +15,7 @@ static bool uses_array(const struct run_arrays *arrays, int64_t number)
     return span->used && span->nbytes > 0;
 }
 
-rsd_status device_arrays_choose(const struct run_arrays *arrays, bool ordered,
+rsd_status device_arrays_choose(const struct run_arrays *arrays, const struct rsd_exec *exec,
                                 struct memory_device **device)
 {
     *device = NULL;
@@ -26,8 +26,8 @@ rsd_status device_arrays_choose(const struct run_arrays *arrays, bool ordered,
         if (!uses_array(arrays, i) || !address)
             continue;
         struct memory_place place = memory_find_place(address);
-        if (!place.for_host || (ordered && place.device >= 0))
-            return place.kind->open_device(place.device, device);
+        if (!place.for_host || (exec->has_stream && place.device >= 0))
+            return place.kind->open_stream_device(exec->stream, place.device, device);
     }
     return RSD_OK;
 }
@@ -65,15 +65,15 @@ void device_arrays_drop(struct device_arrays *there)
     *there = (struct device_arrays){0};
 }
 
-/* Lets kernels of a device use an array, if it lies on another device. EUNSUPPORTED: they cannot. */
-static rsd_status enable_access(struct memory_device *device, const struct memory_place *place)
+rsd_status device_enable_access(struct memory_device *device, const struct memory_place *place,
+                                const void *address, uint64_t nbytes)
 {
-    if (place->device < 0)
+    if (place->device < 0 || place->for_host)
         return RSD_OK;
     if (place->kind != device->kind)
         return fail(RSD_EUNSUPPORTED, "%s device %d cannot access the memory of %s device %d",
                     device->kind->name, device->ordinal, place->kind->name, place->device);
-    return device->kind->enable_access(device, place->device);
+    return device->kind->enable_access(device, place->device, address, (size_t)nbytes);
 }
 
 /* Adds the pages of an array. Arrays come in the order of their addresses. */
@@ -117,9 +117,10 @@ rsd_status device_arrays_prepare(struct device_arrays *there, const struct run_a
         if (!uses_array(arrays, number))
             continue;
         there->places[number] = memory_find_place(address);
-        status = enable_access(there->device, &there->places[number]);
+        uint64_t nbytes = run_arrays_span(arrays, number)->nbytes;
+        status = device_enable_access(there->device, &there->places[number], address, nbytes);
         if (!there->places[number].for_kernels)
-            add_pages(there, address, run_arrays_span(arrays, number)->nbytes);
+            add_pages(there, address, nbytes);
     }
     if (status)
         there->npinned = 0; /* nothing is pinned yet */

@@ -4,10 +4,14 @@
 
 #include "run_arrays.h"
 
-/* Opens the device whose kernels must do a run. *device is NULL if the CPU can do it. With `ordered`, the run belongs
- * into a stream, so managed memory is left to kernels too. */
-rsd_status device_arrays_choose(const struct run_arrays *arrays, bool ordered,
+/* Opens the device whose kernels must do a run of an exec. *device is NULL if the CPU can do it. If the exec has a stream,
+ * it is the device of the stream, and managed memory is left to kernels too. */
+rsd_status device_arrays_choose(const struct run_arrays *arrays, const struct rsd_exec *exec,
                                 struct memory_device **device);
+
+/* Lets kernels of a device use an array of this process, if it lies on another device. EUNSUPPORTED: they cannot. */
+rsd_status device_enable_access(struct memory_device *device, const struct memory_place *place,
+                                const void *address, uint64_t nbytes);
 
 /* Whole pages of pageable memory. */
 struct page_range {

@@ -194,7 +194,10 @@ static rsd_status import_array(struct device_imports *imports, struct memory_dev
         one->npieces > npieces - one->first_piece)
         return fail(RSD_EPEER, "invalid table of device memory");
     if (pieces[one->first_piece].pid == getpid()) { /* a thread of this process */
-        *address = (const void *)(uintptr_t)one->address;
+        const void *there = (const void *)(uintptr_t)one->address;
+        struct memory_place place = memory_find_place(there);
+        TRY(device_enable_access(device, &place, there, nbytes));
+        *address = there;
         return RSD_OK;
     }
     TRY(find_device_mapping(imports, device, pieces + one->first_piece, one->npieces, &mapping));

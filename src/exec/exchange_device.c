@@ -276,7 +276,7 @@ rsd_status exchange_device_prepare(struct exchange *x)
 {
     struct memory_device *by;
     x->on_device = false;
-    TRY(device_arrays_choose(&x->arrays, x->exec.has_stream, &by));
+    TRY(device_arrays_choose(&x->arrays, &x->exec, &by));
     if (!by)
         TRY(open_transport_device(x, &by));
     if (!by && !x->device)

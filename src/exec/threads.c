@@ -205,7 +205,7 @@ static void reset_stages(struct threads_exec *x)
 static rsd_status start_on_device(struct threads_exec *x, bool *pageable)
 {
     struct memory_device *device;
-    TRY(device_arrays_choose(&x->arrays, x->exec.has_stream, &device));
+    TRY(device_arrays_choose(&x->arrays, &x->exec, &device));
     x->on_device = device != NULL;
     if (!x->on_device)
         return RSD_OK;

@@ -314,8 +314,12 @@ struct memory_kind {
     bool (*find_place)(const void *address, struct memory_place *place);
     /* The device of an ordinal, which stays open for the rest of the process. */
     rsd_status (*open_device)(int ordinal, struct memory_device **device);
-    /* Lets kernels of a device use memory of another one of the kind. EUNSUPPORTED: they cannot. */
-    rsd_status (*enable_access)(struct memory_device *device, int other);
+    /* The device of a stream of the caller's. NULL: the default stream, of the device of this ordinal. */
+    rsd_status (*open_stream_device)(void *stream, int ordinal, struct memory_device **device);
+    /* Lets kernels of a device use a range of memory of this process that lies on a device of the kind.
+     * EUNSUPPORTED: they cannot. */
+    rsd_status (*enable_access)(struct memory_device *device, int other, const void *address,
+                                size_t nbytes);
 
     /* ENOMEM: the device has too little memory, or the system does not pin so much. */
     rsd_status (*buffer_new)(struct memory_device *device, bool pinned, size_t nbytes,
@@ -331,9 +335,11 @@ struct memory_kind {
     /* A queue with a stream of its own, for one thread at a time. Queues that are freed are kept for the next user. */
     rsd_status (*queue_new)(struct memory_device *device, struct memory_queue **queue);
     void (*queue_free)(struct memory_queue *queue); /* waits */
-    /* Work that follows is ordered in this stream of the caller's (NULL: the default stream of the device). */
+    /* Work that follows is ordered in this stream of the caller's, which must be of the device (NULL: its default
+     * stream). */
     rsd_status (*use_stream)(struct memory_queue *queue, void *stream);
-    /* Work that follows begins after the work that a stream has now (NULL: the default stream). */
+    /* Work that follows begins after the work that a stream of any device has now (NULL: the default stream of the
+     * device). */
     rsd_status (*follow_stream)(struct memory_queue *queue, void *stream);
     /* Whether the stream of the queue has no work that is not done, also work of the caller's. */
     rsd_status (*is_idle)(struct memory_queue *queue, bool *idle);

@@ -4,7 +4,7 @@
 CUDA_PYTHON := python3
 
 .PHONY: test-cuda
-test-cuda: $(BUILD)/asan/test_device $(BUILD)/asan/test_device_files $(BUILD)/test_device $(BUILD)/libreshard.so \
+test-cuda: $(BUILD)/asan/test_device $(BUILD)/asan/test_device_files $(BUILD)/asan/test_devices $(BUILD)/test_device $(BUILD)/libreshard.so \
            $(if $(MPI_FOUND),$(BUILD)/asan/mpi/test_mpi $(BUILD)/asan/mpi/test_mpi_gpu)
 	@prove --timer tests/cuda/gpu.sh
 	@$(CUDA_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \

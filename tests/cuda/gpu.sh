@@ -28,6 +28,7 @@ try() {
 
 try "every case in one process" "$build/asan/test_device"
 try "checkpoints and digests" "$build/asan/test_device_files"
+try "several devices" "$build/asan/test_devices"
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 if [ -x "$sanitizer" ] && [ -x "$build/test_device" ]; then
     for tool in memcheck racecheck; do

@@ -319,8 +319,10 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);
-    if (with_gpu)
+    if (with_gpu) {
         gpu_start();
+        gpu_use_device(rank % gpu_ndevices());
+    }
     over_mpi.struct_nbytes = sizeof over_mpi;
     if (with_device && rsd_mpi_transport(MPI_COMM_WORLD, &over_mpi))
         return 1;
