@@ -161,6 +161,14 @@ static rsd_status read_shared_file(rsd_storage *storage, const char *const *envi
 
 /* ---- metadata services ---- */
 
+/* Returns whether a URL ends here, or goes on with a port or a path, and with no host behind an @. */
+static bool ends_host(const char *at)
+{
+    if (*at == ':')
+        at += 1 + strspn(at + 1, "0123456789");
+    return *at == '\0' || *at == '/';
+}
+
 /* A URL that may be asked for credentials: encrypted, or of this machine or its host. */
 static bool is_metadata_url(const char *url)
 {
@@ -170,7 +178,7 @@ static bool is_metadata_url(const char *url)
         return true;
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
         size_t n = strlen(hosts[i]);
-        if (strncmp(url, hosts[i], n) == 0 && strchr(":/", url[n]))
+        if (strncmp(url, hosts[i], n) == 0 && ends_host(url + n))
             return true;
     }
     return false;
@@ -184,11 +192,12 @@ static rsd_status find_metadata(rsd_storage *storage, const char *const *environ
     const char *disabled = find_variable(environment, "AWS_EC2_METADATA_DISABLED");
     char url[2048];
     if (relative || full) {
-        snprintf(url, sizeof url, "%s%s", relative ? "http://169.254.170.2" : "",
-                 relative ? relative : full);
-        if (!is_metadata_url(url))
+        int n = snprintf(url, sizeof url, "%s%s", relative ? "http://169.254.170.2" : "",
+                         relative ? relative : full);
+        if (n < 0 || (size_t)n >= sizeof url || !is_metadata_url(url))
             return fail(RSD_EINVAL,
-                        "AWS_CONTAINER_CREDENTIALS_FULL_URI must be https, or of this machine");
+                        "AWS_CONTAINER_CREDENTIALS_%s_URI must be https, or of this machine",
+                        relative ? "RELATIVE" : "FULL");
         storage->source = CREDENTIALS_CONTAINER;
         TRY(fill_option(&storage->metadata_token_file,
                         find_variable(environment, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")));

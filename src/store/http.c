@@ -15,6 +15,10 @@ enum { ERROR_NBYTES = 1 << 16, MAX_REFRESHES = 2, CLOCK_SLACK = 240 };
 /* libcurl allocates two buffers for each request that is active. Larger ones are not faster. */
 #define BUFFER_NBYTES (128L << 10)
 
+/* Limits of an answer: bytes of its headers and of what is behind its body, how many times the bytes that were
+ * requested it may be long, and bytes in a second. */
+enum { HEADERS_NBYTES = 1 << 19, FLOOD_TIMES = 8, SLOWEST_NBYTES = 1024 };
+
 void http_set_header(struct http_request *request, const char *name, const char *format, ...)
 {
     char value[4096];
@@ -99,14 +103,16 @@ static void read_answer_header(struct http_answer *answer, const char *name, con
         answer->retry_after = number < 60 ? (double)number : 60;
 }
 
-/* Called by libcurl for each line. A status line begins a new answer: the one before was a redirect. */
+/* Called by libcurl for each line, also behind a body. A status line begins a new answer: the one before was a redirect. */
 static size_t take_header_line(char *line, size_t one, size_t n, void *context)
 {
     struct http_request *request = context;
     char text[4096];
     (void)one;
-    if (n >= sizeof text)
-        return n; /* none of those that are read are so long */
+    request->nheader_bytes += n;
+    request->flooded = request->nheader_bytes > HEADERS_NBYTES;
+    if (request->flooded || n >= sizeof text)
+        return request->flooded ? 0 : n; /* none of those that are read are so long */
     memcpy(text, line, n);
     size_t end = n;
     while (end > 0 && strchr("\r\n \t", text[end - 1]) && text[end - 1])
@@ -164,6 +170,19 @@ static size_t take_body(char *data, size_t one, size_t n, void *context)
     bytes_put(&request->document, data, n);
     request->nreceived += n;
     return request->document.failed ? 0 : n;
+}
+
+/* libcurl calls it often with the bytes that came, those that no one takes too: the bodies of redirects, and what is
+ * between the parts of a body and behind it. Returning other than 0 ends the transfer. */
+static int stop_flood(void *context, int64_t total, int64_t ncame, int64_t total_sent,
+                      int64_t nsent)
+{
+    struct http_request *request = context;
+    (void)total, (void)total_sent, (void)nsent;
+    uint64_t wanted = request->out ? request->out_nbytes : request->limit;
+    if (ncame > 0 && (uint64_t)ncame / FLOOD_TIMES > wanted + ERROR_NBYTES)
+        request->flooded = true;
+    return request->flooded;
 }
 
 /* ---- sending ---- */
@@ -225,19 +244,21 @@ static rsd_status set_url(struct http_request *request, const struct curl_librar
     return code == 0 ? RSD_OK : fail(RSD_EINVAL, "not a URL that libcurl takes");
 }
 
-/* Sets the time-outs: of connecting, and of an answer that is too slow or takes too long. */
+/* Sets the time-outs: of connecting, of an answer that is too slow, and of one that does not end, however fast it
+ * comes. Documents and slow requests may take ten minutes, others as long as the slowest speed allows. */
 static void set_limits(const struct http_request *request, const struct curl_library *curl)
 {
     const rsd_storage *storage = request->storage;
     void *easy = request->easy;
     long milliseconds = (long)(storage->timeout * 1000);
-    curl->easy_setopt(easy, CURL_CONNECTTIMEOUT_MS, milliseconds < 10000 ? milliseconds : 10000L);
-    if (request->slow) {
-        curl->easy_setopt(easy, CURL_TIMEOUT_MS, 600000L);
-    } else {
-        long seconds = (long)(storage->timeout + 0.999);
-        curl->easy_setopt(easy, CURL_LOW_SPEED_LIMIT, 1024L);
-        curl->easy_setopt(easy, CURL_LOW_SPEED_TIME, seconds);
+    long connecting = milliseconds < 10000 ? milliseconds : 10000L;
+    long in_all = request->slow ? 600000L : milliseconds + (request->limit ? 600000L : 0);
+    uint64_t seconds = (request->out_nbytes + request->body_nbytes) / SLOWEST_NBYTES;
+    curl->easy_setopt(easy, CURL_CONNECTTIMEOUT_MS, connecting);
+    curl->easy_setopt(easy, CURL_TIMEOUT_MS, connecting + in_all + (long)seconds * 1000);
+    if (!request->slow) {
+        curl->easy_setopt(easy, CURL_LOW_SPEED_LIMIT, (long)SLOWEST_NBYTES);
+        curl->easy_setopt(easy, CURL_LOW_SPEED_TIME, (long)(storage->timeout + 0.999));
     }
 }
 
@@ -246,8 +267,8 @@ rsd_status http_prepare(struct http_request *request, const struct curl_library 
     const rsd_storage *storage = request->storage;
     void *easy = request->easy;
     request->answer = (struct http_answer){0};
-    request->document.n = request->nreceived = 0;
-    request->overflowed = false;
+    request->document.n = request->nreceived = request->nheader_bytes = 0;
+    request->overflowed = request->flooded = false;
     request->curl_error[0] = '\0';
     if (request->failed)
         return fail(RSD_ENOMEM, "out of memory");
@@ -287,6 +308,9 @@ rsd_status http_prepare(struct http_request *request, const struct curl_library 
     curl->easy_setopt(easy, CURL_HEADERDATA, request);
     curl->easy_setopt(easy, CURL_WRITEFUNCTION, take_body);
     curl->easy_setopt(easy, CURL_WRITEDATA, request);
+    curl->easy_setopt(easy, CURL_NOPROGRESS, 0L);
+    curl->easy_setopt(easy, CURL_XFERINFOFUNCTION, stop_flood);
+    curl->easy_setopt(easy, CURL_XFERINFODATA, request);
     curl->easy_setopt(easy, CURL_ERRORBUFFER, request->curl_error);
     curl->easy_setopt(easy, CURL_PRIVATE, request);
     return RSD_OK;
@@ -320,6 +344,9 @@ static enum http_outcome judge_transfer(struct http_request *request,
     const char *text = request->curl_error[0] ? request->curl_error : curl->easy_strerror(code);
     if (request->document.failed)
         return note_failed(request, RSD_ENOMEM, HTTP_FAILED, "out of memory");
+    if (request->flooded)
+        return note_failed(request, RSD_EIO, HTTP_FAILED,
+                           "the server sends far more than was requested");
     if (request->overflowed && is_whole_file_unwanted(request))
         return note_failed(request, RSD_EIO, HTTP_FAILED,
                            "the server ignores Range and sends the whole file");

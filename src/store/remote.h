@@ -102,15 +102,18 @@ enum curl_number {
     CURL_USERAGENT = 10018,
     CURL_HTTPHEADER = 10023,
     CURL_HEADERDATA = 10029,
+    CURL_XFERINFODATA = 10057,
     CURL_CUSTOMREQUEST = 10036,
     CURL_CAINFO = 10065,
     CURL_PRIVATE = 10103,
     CURL_NOPROXY = 10177,
     CURL_WRITEFUNCTION = 20011,
     CURL_HEADERFUNCTION = 20079,
+    CURL_XFERINFOFUNCTION = 20219,
     CURL_POSTFIELDSIZE_LARGE = 30120,
     CURL_LOW_SPEED_LIMIT = 19,
     CURL_LOW_SPEED_TIME = 20,
+    CURL_NOPROGRESS = 43,
     CURL_NOBODY = 44,
     CURL_FOLLOWLOCATION = 52,
     CURL_MAXREDIRS = 68,
@@ -179,7 +182,7 @@ struct http_request {
 
     struct http_answer answer;
     struct bytes document;
-    size_t nreceived;
+    size_t nreceived, nheader_bytes;
     rsd_status status;
     char error[400];
 
@@ -189,7 +192,7 @@ struct http_request {
     double not_before;
     int64_t signed_at; /* seconds since 1970 */
     _Atomic bool cancelled;
-    bool finished, overflowed;
+    bool finished, overflowed, flooded;
     void *easy, *header_list;
     char curl_error[256];
     struct http_request *next;

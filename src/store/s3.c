@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 enum { MAX_PAGES = 10000, MAX_ENTRIES = 1000000, MAX_PAGE_NBYTES = 16 << 20, PAGE_ATTEMPTS = 3 };
+enum { MAX_NAMES_NBYTES = 256 << 20 }; /* of all entries */
 
 /* ---- requests ---- */
 
@@ -145,6 +146,7 @@ struct s3_page {
     char *token;
     char *key, *etag; /* of the element at hand */
     unsigned long long nbytes;
+    size_t names_nbytes; /* of the entries so far */
 };
 
 /* The name of a key below the prefix; NULL: it is not one that is listed. */
@@ -167,6 +169,10 @@ static rsd_status add_object(struct s3_page *page, bool directory)
         return RSD_OK;
     if (page->out->n >= MAX_ENTRIES)
         return fail(RSD_ELIMIT, "more than %d objects", MAX_ENTRIES);
+    page->names_nbytes += strlen(name);
+    if (page->names_nbytes > MAX_NAMES_NBYTES)
+        return fail(RSD_ELIMIT, "the names of its objects have more than %d bytes",
+                    MAX_NAMES_NBYTES);
     TRY(store_listing_add(page->out, page->directory, name, directory));
     if (directory || !page->etag)
         return RSD_OK;

@@ -19,6 +19,15 @@ rsd_status storage_set_option(const char *name, const char *value, char **out)
     return remote_set_text(out, value);
 }
 
+/* A region is a part of the host that requests go to. */
+static rsd_status check_region_name(const char *region)
+{
+    static const char fine[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+    size_t n = strspn(region, fine);
+    return region[n] ? fail(RSD_EINVAL, "region '%s' has the character '%c'", region, region[n])
+                     : RSD_OK;
+}
+
 /* "https://host:port", with nothing behind it and no default port: it is also what is signed. */
 static rsd_status clean_endpoint(char *endpoint)
 {
@@ -80,7 +89,8 @@ static rsd_status copy_options(rsd_storage *storage, const rsd_storage_options *
         TRY(credentials_find(storage, options));
     if (storage->endpoint)
         TRY(clean_endpoint(storage->endpoint));
-    return storage->region ? RSD_OK : storage_set_option("region", "us-east-1", &storage->region);
+    return storage->region ? check_region_name(storage->region)
+                           : storage_set_option("region", "us-east-1", &storage->region);
 }
 
 static void drop_storage(rsd_storage *storage)
