@@ -55,8 +55,8 @@ INTEGERS = {kind: Integer(kind) for kind in (C.c_int32, C.c_int64, C.c_uint32, C
 
 
 class Struct(C.Structure):
-    """A struct of the library. struct_nbytes is set; fields that are not passed are 0. OverflowError: an integer does not
-    fit."""
+    """A struct of the library. struct_nbytes is set; fields that are not passed are 0. OverflowError: an integer is too
+    large for its field."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)

@@ -7,7 +7,7 @@ import unittest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Partial, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import Partial, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -92,6 +92,18 @@ def one_rank():
         theirs = distribute_tensor(number((6, 5), 3), mesh, placements)
         assert same(ours.to_local(), theirs.to_local()), word
         assert same(rt.full_tensor(ours), number((6, 5), 3)), word
+    x = distribute_tensor(number((6, 5), 3), mesh, [S0, S1])
+    assert rt.distribute_tensor(x, mesh, [S0, Shard(-1)]) is x  # as in torch
+    for kind, work in ((ValueError, lambda: rt.distribute_tensor(x, mesh, [S0, R])),
+                       (TypeError, lambda: rt.distribute_tensor([1.0], mesh, [S0, R])),
+                       (TypeError, lambda: rt.redistribute(x, mesh, ["S(0)", "R"])),
+                       (TypeError, lambda: rt.redistribute(x, "cpu", [S0, R])),
+                       (ValueError, lambda: rt.full_tensor(x.to_local(), dst_rank=0))):
+        try:
+            work()
+        except kind:
+            continue
+        raise AssertionError(f"no {kind.__name__}")
     parameter = rt.distribute_tensor(torch.nn.Parameter(number((6, 5), 3)), mesh, [S0, R])
     assert parameter.requires_grad and parameter.is_leaf
     whole = rt.full_tensor(parameter)

@@ -49,6 +49,20 @@ def compiled():
     assert torch.equal(y.full_tensor(), value.double())
 
 
+def compiled_gradient():
+    """backward_dtype: the gradient moves as bfloat16, as without torch.compile."""
+    mesh, value = init_device_mesh("cpu", (2,)), torch.rand(4, 6)
+
+    def work(x):
+        return rt.redistribute(x, mesh, [S1], backward_dtype=torch.bfloat16)
+
+    for function in (work, torch.compile(work, backend="aot_eager", fullgraph=True)):
+        x = distribute_tensor(value, mesh, [S0]).requires_grad_()
+        (function(x) ** 2).sum().backward()
+        assert x.grad.dtype == torch.float32
+        assert torch.equal(x.grad.full_tensor(), (2 * x.full_tensor()).bfloat16().float()), function
+
+
 def operator():
     """The operator by itself: torch's own checks of the schema, the fake implementation and the gradient."""
     mesh = init_device_mesh("cpu", (2,))
@@ -66,6 +80,29 @@ def faked():
         y = rt.redistribute(x, mesh, [S1])
         assert y.shape == (8, 5) and y.to_local().shape == (8, 3 - dist.get_rank()), y.to_local().shape
         assert type(y.to_local()).__name__ == "FakeTensor"
+
+
+def on_meta():
+    """Tensors without elements, as models are made before their weights are loaded."""
+    mesh, rank = init_device_mesh("cpu", (2, 2)), dist.get_rank()
+    for after in ([S1, S0], [R, S1], [S0, S0]):
+        x = distribute_tensor(torch.empty(7, 5, device="meta"), mesh, [S0, S1]).requires_grad_()
+        ours, theirs = rt.redistribute(x, mesh, after), x.redistribute(mesh, after)
+        assert ours._spec == theirs._spec and ours.to_local().shape == theirs.to_local().shape, after
+        assert ours.to_local().is_meta and ours.requires_grad
+    x = rt.distribute_tensor(torch.empty(7, 5, device="meta"), mesh, [S0, S1], src_data_rank=None)
+    assert x.to_local().is_meta and x.to_local().shape == (4 - rank // 2, 3 - rank % 2), x.to_local().shape
+    for work, words in ((lambda: rt.distribute_tensor(torch.empty(7, 5, device="meta"), mesh, [S0, S1]), "meta"),
+                        (lambda: rt.distribute_tensor(number((7, 5), 1).to_sparse() if rank == 0 else number((7, 5), 1),
+                                                      mesh, [S0, S1]), "sparse")):
+        try:
+            work()
+        except reshard.UnsupportedError as error:
+            assert rank == 0 and words in str(error), error
+        except reshard.InvalidError as error:  # the other ranks do not wait for it
+            assert rank > 0 and "rank 0" in str(error), error
+        else:
+            raise AssertionError("it went through")
 
 
 def simulated():
@@ -155,7 +192,10 @@ def masked():
         z.to_local().sum().backward()
         expected = torch.zeros(8, 3).index_add_(0, ids, torch.ones(6, 3))
         assert torch.equal(weight.grad.full_tensor(), expected), after
-    assert len(bound.home_of().bound) == 5  # three there, and from two of them back; the mask is not a part of a plan
+        full = rt.full_tensor(torch.nn.functional.embedding(distribute_tensor(ids, mesh, [R]), weight), dst_rank=1)
+        assert torch.equal(full, table[ids]) if dist.get_rank() == 1 else full is None
+    # Three there, from two of them back, and one to rank 1: the mask is not a part of a plan.
+    assert len(bound.home_of().bound) == 6
 
 
 def outside():
@@ -204,6 +244,14 @@ class Modes(unittest.TestCase):
     def test_faked(self):
         """FakeTensor mode has the shapes of this rank"""
         worlds.run(2, faked)
+
+    def test_compiled_gradient(self):
+        """the gradient of a compiled move has the dtype that is asked for on its way"""
+        worlds.run(2, compiled_gradient)
+
+    def test_on_meta(self):
+        """tensors on meta, and a source without elements, which is an error on every rank"""
+        worlds.run(4, on_meta)
 
     def test_simulated(self):
         """LocalTensor mode: the ranks of one process, as torch moves them"""

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from .. import _c, dtypes
 from ..carry import bind
-from ..errors import Error, InvalidError, MismatchError
+from ..errors import Error, InvalidError, MismatchError, UnsupportedError
+from ..memory import is_direct
 from ..plan import Plan
 from .layouts import mesh_ranks
 from .group import Group, check_initialized, forget_groups, has_host, has_nccl, is_made, made_group, ranks_of
@@ -26,6 +27,22 @@ from .results import empty, free_kept
 MAX_PLANS = 256
 MAX_NBYTES = 1 << 29  # buffers for messages, of all plans of one group
 MESSAGE_NBYTES = 1 << 25  # of one plan
+
+
+def waited(local: torch.Tensor) -> torch.Tensor:
+    """Returns a local tensor in memory of the host or of a CUDA device, after pending collectives, and without lazy
+    conjugation."""
+    local = local.detach()
+    if hasattr(local, "wait") and not callable(getattr(local, "local_shards", None)):
+        local = local.wait()  # collectives of torch may return a tensor that is not complete yet
+    if hasattr(local, "local_shards"):
+        raise UnsupportedError("the local tensor has several shards (LocalShardsWrapper); placements "
+                               "require one")
+    if local.is_meta or local.layout != torch.strided:
+        raise UnsupportedError(f"the tensor is on {local.device} with layout {local.layout}; only strided tensors in "
+                               "memory are supported")
+    local = local.resolve_conj().resolve_neg()
+    return local if is_direct(local) else local.cpu()
 
 
 class Bound:
@@ -60,6 +77,7 @@ class Bound:
         if len(src) != len(self.src):
             raise MismatchError(f"got {len(src)} local tensors, but the layout has {len(self.src)} on this rank: "
                                 f"{self.plan.src}")
+        src = [waited(one) for one in src]
         for one, about in zip(src, self.src):
             if tuple(one.shape) != about.shape or one.dtype != self.dtype:
                 raise MismatchError(f"the local tensor is {one.dtype} {list(one.shape)}; the layout has "
@@ -71,7 +89,7 @@ class Bound:
         assert self.exec is not None
         try:
             given = self._checked(src)
-        except MismatchError:
+        except Error:
             # Passing NULL makes the run fail on the other ranks too.
             nothing = [_c.pointers([None] * len(one)) for one in (self.src, self.dst)]
             try:

@@ -112,6 +112,8 @@ def normalized(found: Sequence[Any], mesh: Any, ndim: int) -> Tuple[Any, ...]:
         raise InvalidError(f"got {len(made)} placements for a mesh of {mesh.ndim} axes: "
                            f"{', '.join(map(str, made))}")
     for axis, one in enumerate(made):
+        if not hasattr(one, "is_shard"):
+            raise TypeError(f"a placement is Shard(0), Replicate() and so on, not a {type(one).__name__}: {one!r}")
         if isinstance(one, _StridedShard):
             made[axis] = _StridedShard(_dim(one.dim, ndim), split_factor=one.split_factor)
         elif one.is_shard():

@@ -13,31 +13,15 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from ..errors import InvalidError, MismatchError, UnsupportedError
+from .. import dtypes
+from ..errors import InvalidError, MismatchError
 from ..layout import Layout
-from ..memory import is_direct
 from ..plan import Plan
 from .bound import MAX_PLANS, Home, home_of_ranks
 from .layouts import (DTensor, _MaskPartial, _StridedShard, dt, layout_on, mesh_key, mesh_ranks, normalized,
                       ordered_layout_on, placements_of, same_places, without_masks)
 from .operator import (OUTSIDE, Move, is_simulated, is_traced, operator, redistribute_simulated, union)
 from .pending import later
-
-
-def waited(local: torch.Tensor) -> torch.Tensor:
-    """Returns a local tensor in memory of the host or of a CUDA device, after pending collectives, and without lazy
-    conjugation."""
-    local = local.detach()
-    if hasattr(local, "wait") and not callable(getattr(local, "local_shards", None)):
-        local = local.wait()  # collectives of torch may return a tensor that is not complete yet
-    if hasattr(local, "local_shards"):
-        raise UnsupportedError("the local tensor has several shards (LocalShardsWrapper); placements "
-                               "require one")
-    if local.is_meta or local.layout != torch.strided:
-        raise UnsupportedError(f"the local tensor is on {local.device} with layout {local.layout}; only "
-                               "strided tensors in memory are supported")
-    local = local.resolve_conj().resolve_neg()
-    return local if is_direct(local) else local.cpu()
 
 
 def direct_device(device: torch.device) -> torch.device:
@@ -47,6 +31,8 @@ def direct_device(device: torch.device) -> torch.device:
 
 
 def _mesh_and_placements(mesh: Any, placements: Optional[Sequence[Any]], ndim: int) -> Tuple[Any, ...]:
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise TypeError(f"a mesh is a DeviceMesh, not a {type(mesh).__name__}: {mesh!r}")
     if placements is None:
         placements = [dt.Replicate()] * mesh.ndim
     return normalized(placements, mesh, ndim)
@@ -118,9 +104,10 @@ def _outside(x: Any, needs_grad: bool = False) -> Any:
     return x
 
 
-def _terms_of(x: Any, local: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
+def _terms_of(x: Any, mesh: Any, placements: Sequence[Any]) -> torch.Tensor:
     """Returns the local terms of a DTensor. Those of a sharded embedding are masked: rows that other ranks have count
     as 0 when they are combined."""
+    local: torch.Tensor = x._local_tensor
     masks = [one.mask_buffer for axis, one in enumerate(x.placements) if isinstance(one, _MaskPartial)
              and not (mesh == x.device_mesh and placements[axis] == one)]
     if masks:
@@ -132,26 +119,27 @@ def _terms_of(x: Any, local: torch.Tensor, placements: Sequence[Any], mesh: Any)
 
 
 class _Moving:
-    """One redistribution: where it comes from and goes to."""
+    """One redistribution of x: to placements on a mesh, or whole to one rank."""
 
-    def __init__(self, x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, to_plain: bool) -> None:
-        self.x, self.mesh, self.dtype, self.to_plain = x, mesh, dtype, to_plain
+    def __init__(self, x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, to_plain: bool = False,
+                 dst_rank: Optional[int] = None) -> None:
+        self.x, self.mesh, self.dtype, self.to_plain, self.dst_rank = x, mesh, dtype, to_plain, dst_rank
         self.src_mesh, self.shape = x.device_mesh, tuple(map(int, x.shape))
         self.src_placements, self.placements = without_masks(placements_of(x)), without_masks(placements)
-        self.ranks = union(mesh_ranks(self.src_mesh), mesh_ranks(mesh))
-        self.local = _terms_of(x, x._local_tensor, placements, mesh)
+        self.ranks = union(mesh_ranks(self.src_mesh), mesh_ranks(mesh) if dst_rank is None else [dst_rank])
+        self.local = _terms_of(x, mesh, placements)
 
     @property
     def _is_strided(self) -> bool:
         return any(isinstance(one, _StridedShard) for one in (*self.src_placements, *self.placements))
 
-    def run(self, async_op: bool) -> Tuple[torch.Tensor, bool]:
-        """Collective. Returns this rank's part in the other layout, and whether the strided shards of the source are
-        cut left to right. With `to_plain`, those of the result are."""
+    def run(self, async_op: bool = False) -> Tuple[Optional[torch.Tensor], bool]:
+        """Collective. Returns this rank's part in the other layout, or None if it has none, and whether the strided
+        shards of the source are cut left to right. With `to_plain`, those of the result are."""
         x, mesh, dtype, shape = self.x, self.mesh, self.dtype, self.shape
         home = home_of_ranks(self.ranks, (self.src_mesh, mesh))
         inside = self.src_mesh.get_coordinate() is not None
-        local = waited(self.local).to(dtype) if inside else None
+        local = self.local.to(dtype) if inside else None
         src, dst = None, None
         plain = False
         if self._is_strided:
@@ -162,19 +150,20 @@ class _Moving:
             left_to_right, other = _readings(dtype, shape, mesh, self.placements, home)
             dst = left_to_right if self.to_plain else other or left_to_right
         key = ("redistribute", mesh_key(self.src_mesh), self.src_placements, mesh_key(mesh), self.placements, shape,
-               dtype, plain, self.to_plain)
+               dtype, plain, self.to_plain, self.dst_rank)
 
         def make() -> Plan:
+            whole = None if self.dst_rank is None else Layout.whole(dtype, shape, home.numbers[self.dst_rank])
             return Plan(src or layout_on(dtype, shape, self.src_mesh, self.src_placements, home.numbers),
-                        dst or layout_on(dtype, shape, mesh, self.placements, home.numbers))
+                        whole or dst or layout_on(dtype, shape, mesh, self.placements, home.numbers))
 
         own = [] if local is None else [local]
         device = direct_device(_device(mesh, x._local_tensor.device))
         if not async_op:
             made = home.run(key, make, own, device)
-            return made[0] if made else _nothing(x.ndim, dtype), plain
+            return made[0] if made else None, plain
         made, pending = home.start(key, make, own, device)
-        return later(made[0], pending) if made else _nothing(x.ndim, dtype), plain
+        return later(made[0], pending) if made else None, plain
 
     def move(self) -> Move:
         """Returns the move of the operator."""
@@ -199,9 +188,8 @@ def _moved(x: Any, mesh: Any, placements: Tuple[Any, ...], dtype: torch.dtype, t
         return redistribute_simulated(moving.local.to(dtype), moving.move()), False
     if is_traced(x._local_tensor):
         return operator(moving.local.to(dtype), moving.move().text()), False
-    if dist.get_rank() not in moving.ranks:
-        return _nothing(x.ndim, dtype, x._local_tensor.device), False
-    return moving.run(async_op)
+    made, plain = moving.run(async_op) if dist.get_rank() in moving.ranks else (None, False)
+    return _nothing(x.ndim, dtype, x._local_tensor.device) if made is None else made, plain
 
 
 class _Redistribute(torch.autograd.Function):
@@ -218,8 +206,9 @@ class _Redistribute(torch.autograd.Function):
             local = x._local_tensor.to(dtype).to(out_dtype)
         else:
             local, ctx.plain = _moved(x, mesh, placements, dtype, to_plain, async_op)
-            if local.dtype != out_dtype or local.device != _device(mesh, device):
-                local = local.to(_device(mesh, device), out_dtype)
+            where = local.device if local.is_meta else _device(mesh, device)
+            if local.dtype != out_dtype or local.device != where:
+                local = local.to(where, out_dtype)
         if is_simulated(local):
             return DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
         return _outside(DTensor.from_local(local, mesh, placements, run_check=False, shape=x.shape, stride=x.stride()),
@@ -258,6 +247,11 @@ def _check_partials(src_mesh: Any, src_placements: Sequence[Any], mesh: Any, pla
                                      "which term is not defined")
 
 
+def _check_type(x: Any) -> None:
+    if not isinstance(x, DTensor):
+        raise InvalidError(f"a {type(x).__name__} is not a DTensor")
+
+
 def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional[Sequence[Any]] = None, *,
                  async_op: bool = False, forward_dtype: Optional[torch.dtype] = None,
                  backward_dtype: Optional[torch.dtype] = None) -> Any:
@@ -270,11 +264,10 @@ def redistribute(x: Any, device_mesh: Optional[Any] = None, placements: Optional
     call returns when all data has arrived. It also works under torch.compile, and in FakeTensor and LocalTensor modes.
 
     InvalidError, which is a RuntimeError as in torch: a target that is Partial where `x` is not."""
-    if not isinstance(x, DTensor):
-        raise InvalidError(f"a {type(x).__name__} is not a DTensor")
+    _check_type(x)
     mesh = x.device_mesh if device_mesh is None else device_mesh
     if torch.compiler.is_dynamo_compiling():
-        return _compiled(x, mesh, placements, forward_dtype)
+        return _compiled(x, mesh, placements, forward_dtype, backward_dtype)
     made = _mesh_and_placements(mesh, placements, x.ndim)
     _check_partials(x.device_mesh, x.placements, mesh, made)
     if mesh != x.device_mesh and torch.is_grad_enabled():
@@ -303,22 +296,24 @@ def _targets(mesh: Any, placements: Optional[Sequence[Any]], src_mesh: Any, src_
 
 @_constant
 def _text(dtype: torch.dtype, shape: Tuple[int, ...], src_mesh: Any, src_placements: Sequence[Any], mesh: Any,
-          placements: Sequence[Any]) -> str:
-    return _move_of(dtype, shape, src_mesh, src_placements, mesh, placements).text()
+          placements: Sequence[Any], backward_dtype: Optional[torch.dtype]) -> str:
+    move = _move_of(dtype, shape, src_mesh, src_placements, mesh, placements)
+    return move._replace(backward_dtype=None if backward_dtype is None else dtypes.dtype(backward_dtype).name).text()
 
 
-def _compiled(x: Any, mesh: Any, placements: Optional[Sequence[Any]], dtype: Optional[torch.dtype]) -> Any:
-    """The same in terms that torch.compile understands: the local tensors, and the operator between them. The gradient
-    has the dtype of the result."""
+def _compiled(x: Any, mesh: Any, placements: Optional[Sequence[Any]], dtype: Optional[torch.dtype],
+              backward_dtype: Optional[torch.dtype]) -> Any:
+    """The same in terms that torch.compile understands: the local tensors, and the operator between them."""
     src_mesh, before, shape = x.device_mesh, x.placements, tuple(x.shape)
     made = _targets(mesh, placements, src_mesh, before, x.ndim)
     if any(isinstance(one, _MaskPartial) for one in before):
-        return x.redistribute(mesh, made, forward_dtype=dtype)  # the mask is a buffer that torch fills
+        # The mask is a buffer that torch fills.
+        return x.redistribute(mesh, made, forward_dtype=dtype, backward_dtype=backward_dtype)
     local = x.to_local(grad_placements=[dt.Replicate() if one.is_partial() else one for one in before])
     if dtype is not None:
         local = local.to(dtype)
     if mesh != src_mesh or made != tuple(before):
-        local = operator(local, _text(local.dtype, shape, src_mesh, before, mesh, made))
+        local = operator(local, _text(local.dtype, shape, src_mesh, before, mesh, made, backward_dtype))
     return DTensor.from_local(local, mesh, made, run_check=False, shape=x.shape, stride=x.stride())
 
 
@@ -349,11 +344,15 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
 
     A Partial placement gets its terms as in torch: a sum is divided among the ranks, and average, minimum
     and maximum have the value itself."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"distribute_tensor takes a tensor, not a {type(tensor).__name__}")
+    made = _mesh_and_placements(device_mesh, placements, tensor.ndim)
     if isinstance(tensor, DTensor):
-        raise InvalidError("the tensor is a DTensor; use redistribute")
+        if (device_mesh, made) == (tensor.device_mesh, tensor.placements):
+            return tensor
+        raise InvalidError("the tensor is a DTensor with another mesh or other placements; use redistribute")
     if not tensor.is_leaf:
         raise InvalidError("distribute_tensor needs a leaf tensor")
-    made = _mesh_and_placements(device_mesh, placements, tensor.ndim)
     ranks, me = mesh_ranks(device_mesh), dist.get_rank()
     origin = _origin(device_mesh, src_rank, src_data_rank)
     whole = tuple(dt.Replicate() if one.is_partial() else one for one in made)
@@ -372,7 +371,11 @@ def distribute_tensor(tensor: torch.Tensor, device_mesh: Any, placements: Option
             return Plan(source, layout_on(dtype, shape, device_mesh, whole, home.numbers))
 
         device = _device(device_mesh, tensor.device)
-        found = home.run(key, make, [waited(tensor)] if origin in (me, None) else [], direct_device(device))
+        if origin is None and tensor.is_meta:
+            arrays = layout_on(dtype, shape, device_mesh, whole, home.numbers).arrays(home.rank)
+            device, found = tensor.device, [tensor.new_empty(one.shape) for one in arrays]
+        else:
+            found = home.run(key, make, [tensor] if origin in (me, None) else [], direct_device(device))
         if found:
             local = _terms(found[0], made, device_mesh).to(device)
     x = _outside(DTensor.from_local(local, device_mesh, made, run_check=False, shape=tensor.shape,
@@ -415,29 +418,15 @@ def full_tensor(x: Any, dst_rank: Optional[int] = None, *,
     `x.full_tensor()`, which is differentiable. With `dst_rank`, a rank of the world, returns it on that rank
     only, and None on the others, which is not differentiable. `grad_placements` are those of the gradient, as in
     torch."""
+    _check_type(x)
+    mesh, whole = x.device_mesh, (dt.Replicate(),) * x.device_mesh.ndim
     if dst_rank is None:
-        whole = redistribute(x, x.device_mesh, [dt.Replicate()] * x.device_mesh.ndim)
-        gathered: torch.Tensor = whole.to_local(grad_placements=grad_placements)
+        gathered: torch.Tensor = redistribute(x, mesh, whole).to_local(grad_placements=grad_placements)
         return gathered
     if grad_placements is not None:
         raise InvalidError("grad_placements and dst_rank exclude each other: a tensor on one rank has no gradient")
     if not 0 <= dst_rank < dist.get_world_size():
         raise InvalidError(f"dst_rank {dst_rank} out of range: the world has {dist.get_world_size()} ranks")
-    mesh, me = x.device_mesh, dist.get_rank()
-    everybody = union(mesh_ranks(mesh), [dst_rank])
-    if me not in everybody:
-        return None
-    home, shape, dtype = home_of_ranks(everybody, (mesh,)), tuple(x.shape), x._local_tensor.dtype
-    local = waited(x._local_tensor) if mesh.get_coordinate() is not None else None
-    readings = _readings(dtype, shape, mesh, placements_of(x), home)
-    ordered = _ordered(x, local, readings, home)
-    key = ("full", dst_rank, mesh_key(mesh), placements_of(x), shape, dtype, ordered)
-
-    def make() -> Plan:
-        src = readings[1] if ordered else readings[0]
-        assert src is not None
-        return Plan(src, Layout.whole(dtype, shape, home.numbers[dst_rank]))
-
-    device = x._local_tensor.device
-    made = home.run(key, make, [] if local is None else [local], direct_device(device))
-    return made[0].to(device) if made else None
+    moving = _Moving(x, mesh, whole, x._local_tensor.dtype, dst_rank=dst_rank)
+    made = moving.run()[0] if dist.get_rank() in moving.ranks else None
+    return None if made is None else made.to(x._local_tensor.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any, List, NamedTuple, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch import library
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from .. import dtypes
 from ..layout import Layout
 from ..memory import is_direct
 from ..plan import Plan
@@ -31,22 +32,24 @@ OUTSIDE = (0,)  # the shape of the local tensor of a rank without a part, as in 
 
 
 class Move(NamedTuple):
-    """A move between layouts whose ranks are the numbers of `ranks`, which are those of the world."""
+    """A move between layouts whose ranks are the numbers of `ranks`, which are those of the world. Its gradient moves
+    as `backward_dtype`, by default as its own dtype."""
 
     ranks: Tuple[int, ...]
     src: Layout
     dst: Layout
+    backward_dtype: Optional[str] = None
 
     def text(self) -> str:
         """Returns the move as an argument of the operator."""
-        return json.dumps([list(self.ranks), str(self.src), str(self.dst)])
+        return json.dumps([list(self.ranks), str(self.src), str(self.dst), self.backward_dtype])
 
 
 @lru_cache(maxsize=256)
 def move_of(text: str) -> Move:
     """Returns the move of a text."""
-    ranks, src, dst = json.loads(text)
-    return Move(tuple(ranks), Layout(src), Layout(dst))
+    ranks, src, dst, backward_dtype = json.loads(text)
+    return Move(tuple(ranks), Layout(src), Layout(dst), backward_dtype)
 
 
 @lru_cache(maxsize=256)
@@ -59,9 +62,12 @@ def _shape_of(text: str, rank: int) -> Tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _backward_of(text: str) -> str:
-    """Returns the move of the gradient: back to the source, where Partial becomes Replicate."""
+    """Returns the move of the gradient: back to the source, where Partial becomes Replicate. Its own gradient moves as
+    the dtype of the first move."""
     move = move_of(text)
-    return Move(move.ranks, move.dst, Plan(move.src, move.dst).backward(move.dst).dst).text()
+    src, dst = move.dst, Plan(move.src, move.dst).backward(move.dst).dst
+    dtype = move.backward_dtype or src.dtype
+    return Move(move.ranks, src.of_dtype(dtype), dst.of_dtype(dtype), src.dtype).text()
 
 
 def _redistribute(local: torch.Tensor, move: str) -> torch.Tensor:
@@ -70,7 +76,7 @@ def _redistribute(local: torch.Tensor, move: str) -> torch.Tensor:
     if dist.get_rank() not in about.ranks:
         return local.new_empty(OUTSIDE)
     home = home_of_ranks(about.ranks)
-    own = [local if is_direct(local) else local.cpu()] if about.src.arrays(home.rank) else []
+    own = [local] if about.src.arrays(home.rank) else []
     made = home.run(("operator", move), lambda: Plan(about.src, about.dst), own,
                     local.device if is_direct(local) else None)
     return made[0].to(local.device) if made else local.new_empty(OUTSIDE)
@@ -85,7 +91,9 @@ def _keep_move(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> Tuple[Any, None]:
-    return operator(gradient, _backward_of(ctx.move)), None
+    back = _backward_of(ctx.move)
+    dtype = dtypes.torch_dtype(dtypes.dtype(move_of(back).src.dtype))
+    return operator(gradient.to(dtype), back).to(gradient.dtype), None
 
 
 if hasattr(library, "custom_op"):
@@ -97,8 +105,8 @@ else:  # before 2.4
 
 
 def is_traced(local: torch.Tensor) -> bool:
-    """Returns whether a tensor has no data, because a graph or shapes are computed."""
-    return isinstance(local, (FakeTensor, FunctionalTensor)) or torch.compiler.is_compiling()
+    """Returns whether a tensor has no data: it is on meta, or a graph or shapes are computed."""
+    return local.is_meta or isinstance(local, (FakeTensor, FunctionalTensor)) or torch.compiler.is_compiling()
 
 
 def is_simulated(local: torch.Tensor) -> bool:

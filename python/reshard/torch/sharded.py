@@ -13,7 +13,7 @@ from ..layout import Layout
 from ..plan import Plan
 from .bound import Home, home_of
 from .layouts import is_sharded, layout_of_shards, rank_of
-from .moving import direct_device, waited
+from .moving import direct_device
 
 
 class _Reshard(torch.autograd.Function):
@@ -25,7 +25,7 @@ class _Reshard(torch.autograd.Function):
                 *shards: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         ctx.home, ctx.src, ctx.dst = home, src, dst
         ctx.devices = tuple(one.device for one in shards)
-        given = [waited(one) for one in shards[:len(src.arrays(home.rank))]]
+        given = shards[:len(src.arrays(home.rank))]
         made = home.run(("reshard", str(src), str(dst)), lambda: Plan(src, dst), given,
                         [direct_device(one) for one in devices])
         return tuple(one.to(device) for one, device in zip(made, devices)) or (torch.empty(0),)

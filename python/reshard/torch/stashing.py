@@ -19,9 +19,9 @@ from .. import dtypes, proving
 from ..errors import Error
 from ..layout import Layout, Mesh
 from ..plan import Plan
-from .bound import Home, home_of_ranks
+from .bound import Home, home_of_ranks, waited
 from .layouts import DTensor, mesh_ranks, placements_of
-from .moving import direct_device, waited
+from .moving import direct_device
 
 _live: "weakref.WeakSet[_Slice]" = weakref.WeakSet()
 
@@ -62,7 +62,7 @@ class _Slice:
     def gather(self) -> torch.Tensor:
         """Collective. Returns all elements."""
         assert self.part is not None
-        found = self.home.run(("stash", self.numel, self.dtype), self._plan, [waited(self.part)],
+        found = self.home.run(("stash", self.numel, self.dtype), self._plan, [self.part],
                               direct_device(self.device))
         return found[0].to(self.device)
 
