@@ -184,6 +184,18 @@ def refusals():
     refused({"a": a}, {"a": b, "tied": b}, "share memory: a, tied")
     refused({"a": a} if me else {"a": "text"}, {"a": b}, "a str is neither")  # on one rank: all raise
     refused({"a": a}, {"a": b}, "rank", timeout=5.0, allow_missing=bool(me == 1))
+    # A wrong option on one rank: all raise, and that rank its own exception.
+    refused({"a": a}, {"a": b}, "'1 parsec'", max_nbytes="1 parsec" if me else "1MB")
+    for kind, options in ((TypeError, {"source": [a]}), (TypeError, {"target": [b]}), (TypeError, {"fuse": {"a": "b"}}),
+                          (TypeError, {"rename": lambda name: 3}),
+                          (ZeroDivisionError, {"rename": lambda name: 1 // 0})):
+        try:
+            rt.WeightSync(**{"source": {"a": a}, "target": {"a": b}, **(options if me else {})})
+            raise AssertionError(f"{options} is taken")
+        except (kind if me else reshard.Error) as error:
+            assert me or "rank 1: " + kind.__name__ in str(error), error
+    fuse = {"a": rt.Fuse(["b", "c"], 2)}
+    refused({"b": a[:2], "c": a[2:]}, {"a": b}, "fused along dim 2, but has 2 dims", fuse=fuse)
     refused({"a": a, "b": a + 1}, {"a": b, "b": b}, "share memory in the target, but not in the source",
             allow_tied=True)
     with rt.WeightSync({"a": a, "c": a.clone()}, {"a": b, "d": torch.ones(2)}, allow_missing=True,

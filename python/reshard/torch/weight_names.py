@@ -56,10 +56,14 @@ def address_of(tensor: Any) -> int:
 def renamed(tensors: Optional[Tensors], rename: Rename) -> Dict[str, Any]:
     """Returns tensors by their new names. Those that are renamed to None are left out."""
     made: Dict[str, Any] = {}
+    if tensors is not None and not isinstance(tensors, Mapping):
+        raise TypeError(f"source and target are dicts of named tensors, not a {type(tensors).__name__}")
     for name, tensor in (tensors or {}).items():
         new = rename(name) if callable(rename) else (rename or {}).get(name, name)
         if new is None:
             continue
+        if not isinstance(new, str):
+            raise TypeError(f"{name} is renamed to a {type(new).__name__}, not to text: {new!r}")
         if new in made:
             raise InvalidError(f"{name} is renamed to {new}, which another source has")
         made[new] = tensor
@@ -179,13 +183,21 @@ def _filled(pattern: str, texts: Sequence[str]) -> str:
     return parts[0] + "".join(text + part for text, part in zip(texts, parts[1:]))
 
 
-def fused(target: str, fuse: Mapping[str, Any]) -> Optional[Fuse]:
+def checked(fuse: Optional[Mapping[str, Any]]) -> Dict[str, Fuse]:
+    """Returns the argument `fuse` with a Fuse for each target."""
+    made = {name: one if isinstance(one, Fuse) else Fuse(one) for name, one in (fuse or {}).items()}
+    for name, one in made.items():
+        if isinstance(one.names, str):
+            raise TypeError(f"the sources of {name} are a list of names, not text: {one.names!r}")
+    return {name: Fuse(list(one.names), one.dim) for name, one in made.items()}
+
+
+def fused(target: str, fuse: Mapping[str, Fuse]) -> Optional[Fuse]:
     """Returns the sources of a fused target, or None if it has one of its own name."""
     for pattern, about in fuse.items():
         texts = _matches(pattern, target)
         if texts is not None:
-            made = about if isinstance(about, Fuse) else Fuse(tuple(about))
-            return Fuse([_filled(one, texts) for one in made.names], made.dim)
+            return Fuse([_filled(one, texts) for one in about.names], about.dim)
     return None
 
 
@@ -217,7 +229,7 @@ class Matching(NamedTuple):
     targets: Dict[str, Layout]
 
 
-def matched(source: Side, target: Side, fuse: Mapping[str, Any], allow_missing: bool, allow_unused: bool,
+def matched(source: Side, target: Side, fuse: Mapping[str, Fuse], allow_missing: bool, allow_unused: bool,
             allow_tied: bool) -> Matching:
     """Returns which source goes where. MismatchError lists names that are missing, left over or tied."""
     for side, one in (("source", source), ("target", target)):
@@ -257,6 +269,8 @@ def matched(source: Side, target: Side, fuse: Mapping[str, Any], allow_missing: 
 def _check_shapes(name: str, layout: Layout, about: Fuse, found: Sequence[Layout]) -> None:
     """Raises MismatchError if the sources do not make up the target."""
     shapes = [one.shape for one in found]
+    if len(found) > 1 and not -layout.ndim <= about.dim < layout.ndim:
+        raise InvalidError(f"{name} is fused along dim {about.dim}, but has {layout.ndim} dims")
     if len(found) == 1:
         right = shapes[0] == layout.shape
     else:

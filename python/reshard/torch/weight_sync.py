@@ -22,8 +22,8 @@ from ..local import size
 from ..plan import Plan
 from ..proving import digest_array
 from .bound import Home, home_of
-from .weight_names import (Layouts, Matching, Part, Rename, Tensors, address_of, combined, described, exchanged,
-                           local_tensor, matched, renamed)
+from .weight_names import (Layouts, Matching, Part, Rename, Tensors, address_of, checked, combined, described,
+                           exchanged, local_tensor, matched, renamed)
 
 DEFAULT_NBYTES = 256_000_000
 _FLOATS = {"f64", "f32", "f16", "bf16"}
@@ -159,25 +159,26 @@ class WeightSync:
                  max_nbytes: Union[str, int] = DEFAULT_NBYTES, timeout: float = 0.0) -> None:
         self._home = home_of(group)
         self._rank, self._closed = self._home.rank, False
-        own: Dict[str, Any] = {"options": [bool(cast), bool(allow_missing), bool(allow_unused), bool(allow_tied),
-                                           size(max_nbytes) or DEFAULT_NBYTES]}
         self._source: Dict[str, Any] = {}
-        self._target: Dict[str, Any] = dict(target or {})
+        self._target: Dict[str, Any] = {}
+        self._max_nbytes, fuses, failure = DEFAULT_NBYTES, {}, None
+        own: Dict[str, Any] = {}
         try:
-            self._source = renamed(source, rename)
+            self._max_nbytes, fuses = size(max_nbytes) or DEFAULT_NBYTES, checked(fuse)
+            own["options"] = [bool(cast), bool(allow_missing), bool(allow_unused), bool(allow_tied), self._max_nbytes,
+                              fuses]
+            self._source, self._target = renamed(source, rename), renamed(target, None)
             for side, tensors, layouts in (("source", self._source, source_layouts),
                                            ("target", self._target, target_layouts)):
                 own[side] = described(tensors, layouts or {}, self._home.numbers, self._rank)
             own["on_cuda"] = all(local_tensor(one).device.type == "cuda" for tensors in (self._source, self._target)
                                  for one in tensors.values())
-            own["fuse"] = {name: [list(getattr(one, "names", one)), getattr(one, "dim", 0)]
-                           for name, one in (fuse or {}).items()}
         except Exception as error:  # also those of a function that renames: all ranks must learn of it
-            own["error"] = [number_of(error), str(error)]
+            failure = error
+            own["error"] = [number_of(error), str(error) if isinstance(error, Error) else repr(error)]
         stated = exchanged(self._home.transport, own)
-        self._check(stated)
-        self._max_nbytes: int = own["options"][-1]
-        matching = matched(combined(stated, "source"), combined(stated, "target"), fuse or {}, allow_missing,
+        self._check(stated, failure)
+        matching = matched(combined(stated, "source"), combined(stated, "target"), fuses, allow_missing,
                            allow_unused, allow_tied)
         self._jobs = list(self._split(matching, combined(stated, "source").layouts, cast))
         self._bound = self._addresses()
@@ -187,13 +188,14 @@ class WeightSync:
         device = torch.device("cuda") if all(one["on_cuda"] for one in stated) else None
         self._update = _Update(self._jobs, self._home, self._max_nbytes, timeout, device) if self._jobs else None
 
-    def _check(self, stated: Sequence[Any]) -> None:
+    def _check(self, stated: Sequence[Any], failure: Optional[Exception]) -> None:
+        """Raises the error of the first rank that has one, on that rank itself `failure`."""
         for rank, one in enumerate(stated):
             if "error" in one:
                 status, text = one["error"]
-                raise error_made(status, text if rank == self._rank else f"rank {rank}: {text}")
+                raise failure if failure and rank == self._rank else error_made(status, f"rank {rank}: {text}")
         for rank, one in enumerate(stated):
-            if one["options"] != stated[0]["options"] or one["fuse"] != stated[0]["fuse"]:
+            if one["options"] != stated[0]["options"]:
                 raise MismatchError(f"rank {rank} passes other options than rank 0: all ranks must pass the same")
 
     # -- jobs --
