@@ -4,8 +4,8 @@
 
 The server keeps the parts of objects in memory, as they were sent, and does no more than the protocol needs. It
 receives and sends a body in one system call, without the lock of Python. It and its clients share the machine. curl
-sends and receives the same bytes in as many connections, and neither signs nor hashes. A second row of writing has curls
-that sign, and hash what they send, as reshard does.
+sends and receives the same bytes in as many connections, and neither signs nor hashes. A second row of writing has
+curls that sign, and hash what they send, as reshard does.
 """
 import http.server
 import os
