@@ -216,12 +216,11 @@ class Exec(_c.Handle):
             raise MismatchError(f"got arrays of {len(arrays)} plans, but {len(self.plans)} are bound")
         return list(arrays)
 
-    def _order(self, devices: Iterable[Optional[int]]) -> bool:
-        """Orders the next run in the current stream. Returns whether an array is on a CUDA device."""
+    def _order(self, devices: Iterable[Optional[int]]) -> None:
+        """Orders the next run in the current stream, if an array is on a CUDA device."""
         stream = memory.ordered(devices)
         if stream is not None:
             _c.lib.rsd_exec_set_stream(self.handle, stream or None)
-        return stream is not None
 
     def _addresses(self, sides: Sequence[_Side], arrays: Any, writable: bool) -> Tuple[Any, List[Any]]:
         seen = [one for side, own in zip(sides, self._per_plan(arrays)) for one in side.seen(own, writable)]
@@ -232,12 +231,17 @@ class Exec(_c.Handle):
         With several plans they are lists with one entry per plan.
 
         With arrays on a CUDA device, the run follows the work in the current stream of torch. In one process it
-        returns when it is queued there, and between processes when all data has arrived."""
+        returns when it is queued there; with arrays on several devices, and between processes, when it is complete."""
         src, kept_src = self._addresses(self._src, src, False)
         dst, kept_dst = self._addresses(self._dst, dst, True)
-        on_device = self._order(_devices(kept_src, kept_dst))
+        devices = {one for one in _devices(kept_src, kept_dst) if one is not None}
+        self._order(devices)
+        if len(devices) > 1:  # the streams of the others would not follow that of the run
+            self._call(_c.lib.rsd_exec_start, self.handle, src, dst)
+            self._call(_c.lib.rsd_exec_wait, self.handle)
+            return
         self._call(_c.lib.rsd_exec_run, self.handle, src, dst)
-        if on_device and self._transport is None:
+        if devices and self._transport is None:
             memory.record([*kept_src, *kept_dst])
 
     def run_tensors(self, src: Sequence[Any], dst: Sequence[Any]) -> None:

@@ -133,14 +133,14 @@ def stream_of(device: int) -> int:
 
 def ordered(devices: Iterable[Optional[int]]) -> Optional[int]:
     """Returns the stream for a call on arrays of these devices, or None if all are in memory of the host. A call takes
-    one stream, so this waits for the current streams of further devices."""
+    one stream, so with several devices this waits for their current streams."""
     found = sorted({one for one in devices if one is not None})
     if not found:
         return None
     torch = sys.modules.get("torch")
-    for other in found[1:]:
+    for one in found if len(found) > 1 else ():
         if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.current_stream(other).synchronize()
+            torch.cuda.current_stream(one).synchronize()
     return stream_of(found[0])
 
 

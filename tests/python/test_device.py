@@ -1,5 +1,6 @@
 """Arrays in memory of a CUDA device, as objects with DLPack, on an emulator of a GPU that this test compiles."""
 import collections
+import contextlib
 import ctypes as C
 import glob
 import os
@@ -16,7 +17,7 @@ from reshard.memory import _DLTensor
 
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 driver = None
-context = C.c_void_p()
+contexts = [C.c_void_p(), C.c_void_p()]  # of devices 0 and 1, which can access each other
 
 
 def compile_emulator(directory):
@@ -37,10 +38,20 @@ def setUpModule():
     global driver
     with tempfile.TemporaryDirectory() as directory:
         driver = compile_emulator(directory)
-    device = C.c_int()
-    assert not driver.cuInit(0) and not driver.cuDeviceGet(C.byref(device), 0)
-    assert not driver.cuDevicePrimaryCtxRetain(C.byref(context), device)
-    assert not driver.cuCtxPushCurrent_v2(context)
+    assert not driver.cuInit(0)
+    for ordinal, context in enumerate(contexts):
+        device = C.c_int()
+        assert not driver.cuDeviceGet(C.byref(device), ordinal)
+        assert not driver.cuDevicePrimaryCtxRetain(C.byref(context), device)
+    assert not driver.cuCtxPushCurrent_v2(contexts[0])
+
+
+@contextlib.contextmanager
+def on(device):
+    """Makes a device current."""
+    assert not driver.cuCtxPushCurrent_v2(contexts[device])
+    yield
+    assert not driver.cuCtxPopCurrent_v2(C.byref(C.c_void_p()))
 
 
 class Managed(C.Structure):
@@ -52,27 +63,29 @@ new_capsule.restype, new_capsule.argtypes = C.py_object, [C.c_void_p, C.c_char_p
 
 
 class OnDevice:
-    """An array on the device, with the values of a NumPy array. It has DLPack only, with strides."""
+    """An array on a device, with the values of a NumPy array. It has DLPack only, with strides."""
 
     streams = []
 
-    def __init__(self, array):
+    def __init__(self, array, device=0):
+        self.device = device
         self.shape, self.dtype = array.shape, array.dtype
         self.strides = [step // array.itemsize for step in array.strides]
         self.base = numpy.ascontiguousarray(array) if array.flags.c_contiguous else array.base
         self.address = C.c_uint64()
-        assert not driver.cuMemAlloc_v2(C.byref(self.address), C.c_size_t(self.base.nbytes))
+        with on(device):
+            assert not driver.cuMemAlloc_v2(C.byref(self.address), C.c_size_t(self.base.nbytes))
         assert not driver.cuMemcpyHtoD_v2(self.address, C.c_void_p(self.base.ctypes.data), C.c_size_t(self.base.nbytes))
 
     def __dlpack_device__(self):
-        return 2, 0
+        return 2, self.device
 
     def __dlpack__(self, stream=None, max_version=None):
         self.streams.append(stream)
         code = {"f": 2, "i": 0, "u": 1}[self.dtype.kind]
         n = len(self.shape)
         self.kept = (C.c_int64 * n)(*self.shape), (C.c_int64 * n)(*self.strides)
-        self.managed = Managed(_DLTensor(self.address.value, 2, 0, n, code, 8 * self.dtype.itemsize, 1,
+        self.managed = Managed(_DLTensor(self.address.value, 2, self.device, n, code, 8 * self.dtype.itemsize, 1,
                                          C.cast(self.kept[0], C.POINTER(C.c_int64)),
                                          C.cast(self.kept[1], C.POINTER(C.c_int64)), 0), None, None)
         return new_capsule(C.addressof(self.managed), b"dltensor", None)
@@ -136,7 +149,7 @@ class Devices(unittest.TestCase):
             found, notes = [None, None], [None, None]
 
             def live(rank, problem=problem, parts=parts, found=found, notes=notes):
-                driver.cuCtxPushCurrent_v2(context)
+                driver.cuCtxPushCurrent_v2(contexts[0])
                 src, want = (numpy.ascontiguousarray(one) for one in parts[2 * rank:2 * rank + 2])
                 dst = OnDevice(numpy.zeros_like(want))
                 bound = reshard.bind(reshard.Plan(problem), transport=transports[rank], node=-1, max_nbytes=1,
@@ -168,6 +181,20 @@ class Devices(unittest.TestCase):
                 self.assertEqual(set(OnDevice.streams), {1})  # the default stream, without torch
             found = [one.values() for one in got] if there & 2 else got
             self.assertTrue(numpy.array_equal(numpy.concatenate(found, 1), value), there)
+
+    def test_several(self):
+        """arrays on two devices: a run is complete when it returns"""
+        value = numpy.arange(40 * 50, dtype="f4").reshape(40, 50)
+        for first in range(2):
+            src = [OnDevice(one, (first + i) % 2) for i, one in enumerate(numpy.array_split(value, 4))]
+            dst = [OnDevice(numpy.zeros((40, 25), "f4"), i) for i in range(2)]
+            bound = reshard.bind(reshard.Plan("f32[40,50] : 4:S0 -> 2:S1"))
+            bound.run(src, dst)
+            for device in range(2):
+                with on(device):
+                    self.assertEqual(driver.cuStreamQuery(None), 0, device)
+            self.assertTrue(numpy.array_equal(numpy.concatenate([one.values() for one in dst], 1), value))
+            self.assertEqual(reshard.digest_array(src[1]), reshard.digest_array(value[10:20]))
 
     def test_strided(self):
         """arrays with strides, bound once"""
