@@ -11,7 +11,7 @@ PYTHON_TESTS := $(sort $(wildcard tests/python/test_*.py))
 .PHONY: test-torch test-python
 test-torch: python_tests := $(PYTHON_TESTS) $(TORCH_TESTS)
 test-python: python_tests := $(PYTHON_TESTS)
-test-torch test-python: test-ready all $(BUILD)/venv/ready $(BUILD)/examples/make_checkpoint test-wheel-ready
+test-torch test-python: test-ready all $(BUILD)/venv/ready $(EXAMPLES) test-wheel-ready
 	PYTHONDONTWRITEBYTECODE=1 BUILD_DIR=$(CURDIR)/$(BUILD) PYTHONPATH=$(CURDIR)/python:$(CURDIR)/tests/torch CC="$(CC)" \
 	    RESHARD_LIB=$(CURDIR)/$(BUILD)/libreshard.so \
 	    prove --timer --failures --directives -j2 $(if $(V),-v) --exec $(TORCH_PYTHON) $(python_tests)
