@@ -30,8 +30,8 @@ static bool parse_size(const char *text, int64_t *nbytes)
                  {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
     char *end;
     double number = strtod(text, &end);
-    if (end == text || text[0] < '0' || text[0] > '9')
-        return false;
+    if (end == text || text[0] < '0' || text[0] > '9' || strcspn(text, "xX") < (size_t)(end - text))
+        return false; /* not hexadecimal */
     for (size_t i = 0; i < sizeof units / sizeof *units; i++)
         if (strcasecmp(end, units[i].name) == 0) {
             double value = number * units[i].factor;

@@ -105,6 +105,8 @@ try merge "$in" x --format dcp
 try merge "$in" x --max-shard-size 0
 try merge "$in" x --max-shard-size 5
 try merge "$in" x --max-memory 1
+try merge "$in" x --max-memory 0x10
+try merge "$in" x --max-memory 1e0x
 try merge "$in" -
 try merge "$in" x.pt -q
 rm x.pt
