@@ -269,7 +269,7 @@ typedef struct rsd_value {
 
 typedef struct rsd_save_options {
     size_t struct_nbytes;   /* use RSD_INIT */
-    int64_t nranks;         /* to write files for; 0: as many as the layouts name */
+    int64_t nranks;         /* to write files for, at most 131072; 0: as many as the layouts name */
     int32_t overwrite;      /* 1: replace a checkpoint; other files in its directory stay */
     int32_t to_lowest_rank; /* 1: the lowest rank that holds a replica writes it */
     int32_t compress;       /* 0: no; else the level of zstd, 1 to 19; torch uses 3 */
@@ -335,7 +335,7 @@ typedef struct rsd_convert_options {
     size_t struct_nbytes;     /* use RSD_INIT */
     rsd_format format;        /* 0: safetensors. DEEPSPEED, MEGATRON and ORBAX cannot be written */
     int64_t max_shard_nbytes; /* whole tensors: limit of a file; 0: all in one file */
-    int64_t nranks;           /* DCP: to write files for; 0: as many as the layouts name */
+    int64_t nranks;           /* DCP: to write files for, at most 131072; 0: those of the layouts */
     int32_t every_replica;    /* safetensors: one file per rank, with all that the rank holds */
     int32_t compress;         /* DCP: 0, or the level of zstd */
     int32_t overwrite;   /* 1: replace an existing checkpoint; other files in its directory stay */

@@ -307,6 +307,9 @@ static void refused(void)
     FAILS(RSD_EMISMATCH, "rank 1 with box [4:8]", rsd_save(path, 1, &local, NULL, NULL));
     rsd_save_options options = {.struct_nbytes = sizeof options, .nranks = 1};
     FAILS(RSD_EINVAL, "layouts name 2", rsd_save(path, 1, &local, &options, NULL));
+    options.nranks = (1 << 17) + 1;
+    FAILS(RSD_ELIMIT, "131073 ranks need as many files; at most 131072",
+          rsd_save(path, 1, &local, &options, NULL));
     rsd_value value = {.struct_nbytes = sizeof value, .name = "step", .json = "{broken"};
     options = (rsd_save_options){.struct_nbytes = sizeof options, .nvalues = 1, .values = &value};
     FAILS(RSD_EINVAL, "step", rsd_save(path, 1, &local, &options, NULL));

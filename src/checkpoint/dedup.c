@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANKS = 1 << 26 };
+enum { MAX_RANKS = 1 << 17 }; /* each has a file */
 
 struct box_holder {
     int32_t rank;
@@ -296,7 +296,10 @@ rsd_status dedup_count_ranks(size_t ntargets, const struct target *targets, int6
         world = max_i64(world, rsd_layout_world(targets[i].layout));
     if (*nranks == 0)
         *nranks = world;
-    if (*nranks < world || *nranks > MAX_RANKS)
+    if (*nranks > MAX_RANKS)
+        return fail(RSD_ELIMIT, "%lld ranks need as many files; at most %d are written",
+                    (long long)*nranks, (int)MAX_RANKS);
+    if (*nranks < world)
         return fail(RSD_EINVAL, "nranks is %lld, but the layouts name %lld ranks",
                     (long long)*nranks, (long long)world);
     return RSD_OK;

@@ -74,3 +74,6 @@ rm -r out
 try plan "$in" --rules rules --mesh 2
 try plan "$in" --mesh 2 --place '.*=S0' --place 'model.*=R'
 try plan "$in" --mesh 2 --preset fsdp --place 'optim.state.up.weight.step=S0'
+echo "# a file for each rank"
+try convert "$GOLDEN/fsdp2_adamw/ckpt" x --mesh 1000000 --preset fsdp
+try split "$GOLDEN/fsdp2_adamw/ckpt" x --mesh 1000x1000 --preset replicate --dry-run
