@@ -43,8 +43,6 @@ static rsd_status set_url_request(struct remote_store *store, const char *name,
     return text_take(&path, &request->path);
 }
 
-static const struct remote_kind url_kind = {.set_request = set_url_request};
-
 static bool ends_like_file(const char *path, size_t n)
 {
     for (size_t i = 0; i < sizeof file_ends / sizeof *file_ends; i++) {
@@ -90,7 +88,7 @@ static rsd_status open_url(const char *url, rsd_storage *storage, struct store *
     char *shown = NULL;
     TRY(copy_text(url, (size_t)(path - url) + ndirectory, &shown));
     const struct store_ops *ops = strncmp(url, "https:", 6) == 0 ? &https_store : &http_store;
-    rsd_status status = remote_open(ops, &url_kind, storage, shown, &store);
+    rsd_status status = remote_open(ops, set_url_request, storage, shown, &store);
     mem_free(shown);
     TRY(status);
     struct text prefix = {0};

@@ -292,14 +292,14 @@ bool storage_reserve(rsd_storage *storage, enum storage_use use, uint64_t nbytes
 /* The same, but waits until there is memory, or *nactive is 0: then nobody would free any. */
 void storage_reserve_wait(rsd_storage *storage, enum storage_use use, uint64_t nbytes,
                           _Atomic int *nactive);
-void storage_release(rsd_storage *storage, enum storage_use use, uint64_t nbytes);
 /* Whether so many bytes could be reserved. */
 bool storage_can_reserve(rsd_storage *storage, enum storage_use use, uint64_t nbytes);
 
-/* Buffers for bytes that were reserved. They are used again, so their bytes are not zeros; pages of a new one
- * would cost more than the copy into it. */
-char *storage_new_buffer(rsd_storage *storage, size_t nbytes); /* NULL: out of memory */
-void storage_free_buffer(rsd_storage *storage, char *buffer, size_t nbytes); /* accepts NULL */
+/* Returns a buffer for bytes that were reserved. Buffers are used again, so their bytes are not zeros; pages of a new
+ * one would cost more than the copy into it. NULL: out of memory, and the bytes are reserved no more. */
+char *storage_new_buffer(rsd_storage *storage, enum storage_use use, size_t nbytes);
+/* Frees a buffer, and what was reserved for it. Accepts NULL. */
+void storage_free_buffer(rsd_storage *storage, enum storage_use use, char *buffer, size_t nbytes);
 /* Frees the buffers that are kept. */
 void storage_trim(rsd_storage *storage);
 
@@ -315,12 +315,9 @@ rsd_status credentials_load_metadata(rsd_storage *storage);
 
 struct remote_store;
 
-/* What S3 and plain HTTP do differently. */
-struct remote_kind {
-    /* Prepares a request for a file of the store. */
-    rsd_status (*set_request)(struct remote_store *store, const char *name,
-                              struct http_request *request);
-};
+/* Sets the URL of a request for a file of the store, which S3 and plain HTTP do differently. */
+typedef rsd_status remote_set_request(struct remote_store *store, const char *name,
+                                      struct http_request *request);
 
 struct remote_block;
 struct remote_file {
@@ -342,7 +339,7 @@ struct s3_uploads;
 
 struct remote_store {
     struct store base;
-    const struct remote_kind *kind;
+    remote_set_request *set_request;
     rsd_storage *storage;
     char *bucket; /* of http: "https://host:port" */
     char *prefix; /* what is before the name of a file: "" or with a slash at its end */
@@ -364,7 +361,7 @@ static inline struct remote_store *remote_store_of(struct store *store)
     return (struct remote_store *)(void *)store;
 }
 
-rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *kind,
+rsd_status remote_open(const struct store_ops *ops, remote_set_request *set_request,
                        rsd_storage *storage, const char *path, struct remote_store **store);
 void remote_close(struct store *store);
 rsd_status remote_add(struct store *store);

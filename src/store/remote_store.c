@@ -32,7 +32,7 @@ struct remote_block {
 
 /* ---- opening ---- */
 
-rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *kind,
+rsd_status remote_open(const struct store_ops *ops, remote_set_request *set_request,
                        rsd_storage *storage, const char *path, struct remote_store **out)
 {
     struct remote_store *store = mem_new(1, sizeof *store);
@@ -44,7 +44,7 @@ rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *ki
         return status;
     }
     store->base = (struct store){.ops = ops, .path = copy};
-    store->kind = kind;
+    store->set_request = set_request;
     store->waiting_end = &store->waiting;
     pthread_mutex_init(&store->lock, NULL);
     pthread_cond_init(&store->arrived, NULL);
@@ -54,11 +54,7 @@ rsd_status remote_open(const struct store_ops *ops, const struct remote_kind *ki
 
 static void drop_block(struct remote_block *block)
 {
-    rsd_storage *storage = block->store->storage;
-    if (block->data) {
-        storage_free_buffer(storage, block->data, (size_t)block->nbytes);
-        storage_release(storage, STORAGE_READS, block->nbytes);
-    }
+    storage_free_buffer(block->store->storage, STORAGE_READS, block->data, (size_t)block->nbytes);
     http_request_drop(&block->request);
     mem_free(block);
 }
@@ -145,7 +141,7 @@ rsd_status remote_note_file(struct remote_store *store, const char *name, uint64
 rsd_status remote_head(struct remote_store *store, const char *name, struct http_answer *answer)
 {
     struct http_request request = {.storage = store->storage, .method = "HEAD"};
-    rsd_status status = store->kind->set_request(store, name, &request);
+    rsd_status status = store->set_request(store, name, &request);
     if (!status)
         status = http_run(&request);
     if (!status && (!request.answer.has_length || request.answer.encoded))
@@ -221,7 +217,7 @@ static rsd_status prepare_range(struct remote_store *store, uint32_t index, uint
                                      .offset = offset,
                                      .total = file->nbytes,
                                      .etag = file->etag};
-    TRY(store->kind->set_request(store, store_file_name(&store->base, index), request));
+    TRY(store->set_request(store, store_file_name(&store->base, index), request));
     http_set_header(request, "range", "bytes=%llu-%llu", (unsigned long long)offset,
                     (unsigned long long)(offset + n - 1));
     const char *quote = file->etag && !strchr(file->etag, '"') ? "\"" : "";
@@ -270,12 +266,10 @@ static void request_block(struct remote_block *block)
 {
     struct remote_store *store = block->store;
     block->requested = true;
-    block->data = storage_new_buffer(store->storage, (size_t)block->nbytes);
+    block->data = storage_new_buffer(store->storage, STORAGE_READS, (size_t)block->nbytes);
     rsd_status status = block->data ? prepare_range(store, block->file, block->offset, block->data,
                                                     (size_t)block->nbytes, &block->request)
                                     : RSD_ENOMEM;
-    if (!block->data)
-        storage_release(store->storage, STORAGE_READS, block->nbytes);
     block->request.done = finish_block;
     block->request.context = block;
     if (!status)

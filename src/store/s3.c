@@ -71,8 +71,6 @@ static rsd_status set_file_request(struct remote_store *store, const char *name,
     return status;
 }
 
-const struct remote_kind s3_kind = {.set_request = set_file_request};
-
 /* ---- listings ---- */
 
 /* Requests a document. *answered: on failure, the service sent one that is cut off or another. */
@@ -286,7 +284,7 @@ rsd_status s3_open_prefix(const char *path, size_t n, rsd_storage *storage,
     struct remote_store *store;
     char *shown = slice_copy((struct slice){path, has_prefix ? n : begin - 1});
     rsd_status status =
-        shown ? remote_open(&s3_store, &s3_kind, storage, shown, &store) : RSD_ENOMEM;
+        shown ? remote_open(&s3_store, set_file_request, storage, shown, &store) : RSD_ENOMEM;
     mem_free(shown);
     TRY(status);
     if (has_prefix)

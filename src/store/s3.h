@@ -6,8 +6,6 @@
 
 /* ---- s3.c ---- */
 
-extern const struct remote_kind s3_kind;
-
 rsd_status s3_open(const char *path, rsd_storage *storage, struct store **out, const char **file);
 
 /* Opens what is below a path of n bytes. */

@@ -121,11 +121,8 @@ static bool is_part_full(const struct s3_part *part)
 
 static void drop_part_data(struct s3_part *part)
 {
-    rsd_storage *storage = part->uploads->remote->storage;
-    if (part->data) {
-        storage_free_buffer(storage, part->data, (size_t)part->reserved);
-        storage_release(storage, STORAGE_WRITES, part->reserved);
-    }
+    storage_free_buffer(part->uploads->remote->storage, STORAGE_WRITES, part->data,
+                        (size_t)part->reserved);
     part->data = NULL;
     http_request_drop(&part->request);
 }
@@ -319,19 +316,19 @@ static rsd_status need_part_data(struct s3_uploads *uploads, struct s3_part *par
     if (part->data || part->started)
         return RSD_OK;
     rsd_storage *storage = uploads->remote->storage;
+    uint64_t nbytes = part->nbytes;
     pthread_mutex_unlock(&uploads->lock);
-    if (!storage_can_reserve(storage, STORAGE_WRITES, part->nbytes))
+    if (!storage_can_reserve(storage, STORAGE_WRITES, nbytes))
         hash_and_send(NULL, take_full_part(uploads));
-    storage_reserve_wait(storage, STORAGE_WRITES, part->nbytes, &uploads->nactive);
-    char *data = storage_new_buffer(storage, (size_t)part->nbytes);
+    storage_reserve_wait(storage, STORAGE_WRITES, nbytes, &uploads->nactive);
+    char *data = storage_new_buffer(storage, STORAGE_WRITES, (size_t)nbytes);
     pthread_mutex_lock(&uploads->lock);
     if (data && !part->data && !part->started) {
         part->data = data;
-        part->reserved = part->nbytes;
+        part->reserved = nbytes;
         return RSD_OK;
     }
-    storage_free_buffer(storage, data, (size_t)part->nbytes);
-    storage_release(storage, STORAGE_WRITES, part->nbytes);
+    storage_free_buffer(storage, STORAGE_WRITES, data, (size_t)nbytes);
     return data ? RSD_OK : RSD_ENOMEM;
 }
 

@@ -252,14 +252,6 @@ void storage_reserve_wait(rsd_storage *storage, enum storage_use use, uint64_t n
     pthread_mutex_unlock(&storage->lock);
 }
 
-void storage_release(rsd_storage *storage, enum storage_use use, uint64_t nbytes)
-{
-    pthread_mutex_lock(&storage->lock);
-    storage->nbytes_used[use] -= nbytes;
-    pthread_cond_broadcast(&storage->freed);
-    pthread_mutex_unlock(&storage->lock);
-}
-
 bool storage_can_reserve(rsd_storage *storage, enum storage_use use, uint64_t nbytes)
 {
     pthread_mutex_lock(&storage->lock);
@@ -276,7 +268,14 @@ static void trim_kept(rsd_storage *storage, uint64_t limit)
         mem_free_buffer(storage->kept[--storage->nkept], storage->block_nbytes);
 }
 
-char *storage_new_buffer(rsd_storage *storage, size_t nbytes)
+/* Ends a reservation of memory. The lock is taken. */
+static void release_reserved(rsd_storage *storage, enum storage_use use, uint64_t nbytes)
+{
+    storage->nbytes_used[use] -= nbytes;
+    pthread_cond_broadcast(&storage->freed);
+}
+
+char *storage_new_buffer(rsd_storage *storage, enum storage_use use, size_t nbytes)
 {
     char *buffer = NULL;
     pthread_mutex_lock(&storage->lock);
@@ -284,18 +283,26 @@ char *storage_new_buffer(rsd_storage *storage, size_t nbytes)
         buffer = storage->kept[--storage->nkept];
     trim_kept(storage, storage->max_nbytes);
     pthread_mutex_unlock(&storage->lock);
-    return buffer ? buffer : mem_new_buffer(nbytes);
+    if (!buffer && !(buffer = mem_new_buffer(nbytes))) {
+        pthread_mutex_lock(&storage->lock);
+        release_reserved(storage, use, nbytes);
+        pthread_mutex_unlock(&storage->lock);
+    }
+    return buffer;
 }
 
-void storage_free_buffer(rsd_storage *storage, char *buffer, size_t nbytes)
+void storage_free_buffer(rsd_storage *storage, enum storage_use use, char *buffer, size_t nbytes)
 {
+    if (!buffer)
+        return;
     pthread_mutex_lock(&storage->lock);
-    if (buffer && nbytes == storage->block_nbytes && storage->nkept < STORAGE_MAX_KEPT) {
+    bool kept = nbytes == storage->block_nbytes && storage->nkept < STORAGE_MAX_KEPT;
+    if (kept)
         storage->kept[storage->nkept++] = buffer;
-        buffer = NULL;
-    }
+    release_reserved(storage, use, nbytes);
     pthread_mutex_unlock(&storage->lock);
-    mem_free_buffer(buffer, nbytes);
+    if (!kept)
+        mem_free_buffer(buffer, nbytes);
 }
 
 void storage_trim(rsd_storage *storage)
