@@ -335,7 +335,7 @@ struct remote_known {
     uint64_t nbytes;
 };
 
-struct s3_uploads;
+struct s3_output;
 
 struct remote_store {
     struct store base;
@@ -353,7 +353,7 @@ struct remote_store {
     struct string_map known_names;
     struct remote_block *waiting, **waiting_end; /* not requested yet */
     int nactive;                                 /* blocks being requested */
-    struct s3_uploads *uploads;                  /* of an output; else NULL */
+    struct s3_output *output;                    /* that the files are of; else NULL */
 };
 
 static inline struct remote_store *remote_store_of(struct store *store)

@@ -1,8 +1,10 @@
-/* s3.h - buckets of S3. Private to store. */
+/* s3.h - buckets of S3, and outputs in them. Private to store. */
 #ifndef S3_H
 #define S3_H
 
 #include "remote.h"
+
+#define S3_JOURNAL "reshard-journal"
 
 /* ---- s3.c ---- */
 
@@ -30,7 +32,7 @@ rsd_status s3_parse_document(const struct bytes *document, const char *root, s3_
 
 rsd_status s3_list(struct store *store, const char *directory, struct store_listing *out);
 
-/* ---- s3_upload.c, s3_complete.c: files that are written ---- */
+/* ---- outputs: s3_upload.c sends parts, s3_complete.c and s3_uploads.c end uploads ---- */
 
 enum { MAX_UPLOAD_ID = 1100 };
 
@@ -39,7 +41,6 @@ struct s3_span {
 };
 
 struct s3_part {
-    struct s3_uploads *uploads;
     struct s3_upload *upload;
     size_t number; /* from 1 on */
     uint64_t begin, nbytes, reserved;
@@ -55,6 +56,7 @@ struct s3_part {
 };
 
 struct s3_upload {
+    struct s3_output *output;
     char *key, *id;        /* key: NULL: not prepared; id: NULL: not begun */
     uint64_t nbytes;       /* 0: not known before the end */
     uint64_t end;          /* when it has ended: its length */
@@ -67,23 +69,41 @@ struct s3_upload {
     char error[600];
 };
 
-/* The uploads of an output, by the numbers of its files. */
-struct s3_uploads {
-    struct remote_store *remote;
-    char run[40];   /* tells the objects of this run from others */
-    bool in_place;  /* each file becomes an object when it has ended */
-    char *only_key; /* of an output that is one file; else NULL */
-    /* Sets the key of a file, and what an earlier run has uploaded of it. */
-    rsd_status (*prepare)(void *context, uint32_t file);
-    /* Called when an upload has begun, and when it has ended. */
-    rsd_status (*note_upload)(void *context, const struct s3_upload *upload);
-    void *context;
+/* An upload of an earlier run, or of another process. */
+struct earlier_upload {
+    char *key, *id;
+    uint64_t nbytes, end;
+    bool ended;
+};
+
+/* A small file that is put when the output is committed. */
+struct pending_put {
+    char *name, *data;
+    size_t n;
+};
+
+struct s3_output {
+    struct store_output base; /* its journal is in memory */
+    struct output_options options;
+    struct remote_store *remote; /* the store of the base */
+    char run[40];                /* tells the objects of this run from others */
+    char *only_key;              /* of an output that is one file; else NULL */
+    char *journal_key;
     pthread_mutex_t lock; /* for parts */
     pthread_cond_t changed;
-    _Atomic int nactive;
-    struct s3_part *full; /* waits for another part, to be hashed with it; may be NULL */
-    struct s3_upload **files;
+    _Atomic int nactive;      /* parts being sent */
+    struct s3_part *full;     /* waits for another part, to be hashed with it; may be NULL */
+    struct s3_upload **files; /* by number */
     size_t files_capacity;
+    pthread_mutex_t journal_lock; /* for noted_at and nnotes */
+    double noted_at;
+    size_t nnotes;
+    struct earlier_upload *earlier;
+    size_t nearlier, earlier_capacity;
+    struct name_list owned; /* files of the checkpoint that is replaced */
+    struct pending_put *puts;
+    size_t nputs, puts_capacity;
+    bool committed;
 };
 
 rsd_status s3_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes);
@@ -96,15 +116,15 @@ rsd_status s3_stat_output(struct store *store, uint32_t file, uint64_t *nbytes, 
 void s3_forget_parts(struct s3_upload *upload);
 
 /* Learns which parts of an upload of an earlier run are there. ENOENT: the service does not know it. */
-rsd_status s3_adopt_upload(struct s3_uploads *uploads, struct s3_upload *upload);
+rsd_status s3_adopt_upload(struct s3_upload *upload);
 /* Whether the run has completed the file already. ENOENT: it has not. */
-rsd_status s3_find_completed(struct s3_uploads *uploads, struct s3_upload *upload);
-rsd_status s3_complete_upload(struct s3_uploads *uploads, struct s3_upload *upload);
-void s3_abort_upload(struct s3_uploads *uploads, const struct s3_upload *upload);
+rsd_status s3_find_completed(struct s3_upload *upload);
+rsd_status s3_complete_upload(struct s3_upload *upload);
+void s3_abort_upload(const struct s3_upload *upload);
 rsd_status s3_remove_upload(struct remote_store *remote, const char *key, const char *id);
 /* Removes unfinished uploads of the files of an output that are not known by their identifiers: the answer to the
  * request that began them was lost. The output has no others any more. */
-rsd_status s3_remove_lost_uploads(const struct s3_uploads *uploads);
+rsd_status s3_remove_lost_uploads(const struct s3_output *output);
 
 /* The hash and the bytes of a body, which must stay. */
 void s3_set_body(struct http_request *request, const void *data, size_t n);
@@ -116,8 +136,25 @@ rsd_status s3_load_object(struct remote_store *remote, const char *key, size_t l
                           struct bytes *out, char run[40]);
 rsd_status s3_remove_object(struct remote_store *remote, const char *key);
 
-/* ---- s3_output.c ---- */
+/* ---- s3_output.c, which has the row of the table ---- */
 
-/* The row of the table is there. */
+/* Sets the key of a file, and learns what an earlier run has uploaded of it, unless that was done before. */
+rsd_status s3_prepare_upload(struct s3_output *output, uint32_t file);
+
+/* ---- s3_journal.c ---- */
+
+/* Puts the journal into the bucket. With only_new, EEXIST: another process has put one. */
+rsd_status s3_journal_put(struct s3_output *output, bool only_new);
+/* The same for the first few notes and with `force`; else if the last put was NOTE_SECONDS ago. */
+rsd_status s3_journal_put_if_due(struct s3_output *output, bool force);
+rsd_status s3_journal_append(struct s3_output *output, struct text *line);
+/* Notes that an upload has begun, or has ended. In place there is no journal. */
+rsd_status s3_journal_note_upload(const struct s3_upload *upload);
+
+/* Reads a journal of the bucket. ENOENT: it does not exist. own: it is the journal that this run continues. */
+rsd_status s3_journal_load(struct s3_output *output, const char *key, bool own);
+/* Reads the journals of other processes, or removes them, or both. */
+rsd_status s3_journal_visit_others(struct s3_output *output, bool load, bool remove);
+struct earlier_upload *s3_journal_find(struct s3_output *output, const char *key); /* NULL: none */
 
 #endif

@@ -92,11 +92,11 @@ static rsd_status head_object(struct remote_store *remote, const char *key,
     return status;
 }
 
-rsd_status s3_find_completed(struct s3_uploads *uploads, struct s3_upload *upload)
+rsd_status s3_find_completed(struct s3_upload *upload)
 {
     struct http_answer answer;
-    TRY(head_object(uploads->remote, upload->key, &answer));
-    if (strcmp(answer.run, uploads->run) != 0)
+    TRY(head_object(upload->output->remote, upload->key, &answer));
+    if (strcmp(answer.run, upload->output->run) != 0)
         return fail(RSD_ENOENT, "the object is of another run");
     upload->completed = upload->ended = true;
     upload->end = answer.length;
@@ -104,22 +104,21 @@ rsd_status s3_find_completed(struct s3_uploads *uploads, struct s3_upload *uploa
 }
 
 /* Checks that an object exists with the length of its upload, and is of this run. */
-static rsd_status check_object(struct s3_uploads *uploads, struct s3_upload *upload)
+static rsd_status check_object(struct s3_upload *upload)
 {
     struct http_answer answer;
-    TRY(head_object(uploads->remote, upload->key, &answer));
+    TRY(head_object(upload->output->remote, upload->key, &answer));
     if (!answer.has_length || answer.length != upload->end)
         return fail(RSD_EIO, "the object has %llu bytes, expected %llu",
                     (unsigned long long)answer.length, (unsigned long long)upload->end);
-    if (answer.run[0] && strcmp(answer.run, uploads->run) != 0 && !upload->foreign)
+    if (answer.run[0] && strcmp(answer.run, upload->output->run) != 0 && !upload->foreign)
         return fail(RSD_EIO, "the object is of another run");
     upload->completed = true;
     return RSD_OK;
 }
 
 /* Requests the completion of an upload, and checks the checksum of the answer. */
-static rsd_status run_completion(struct s3_uploads *uploads, struct s3_upload *upload,
-                                 const char *body)
+static rsd_status run_completion(struct s3_upload *upload, const char *body)
 {
     struct http_request request = {.method = "POST", .limit = 1 << 20, .slow = true};
     struct text query = {0};
@@ -127,7 +126,7 @@ static rsd_status run_completion(struct s3_uploads *uploads, struct s3_upload *u
     url_add_parameter(&query, "uploadId", upload->id);
     TRY(text_take(&query, &request.query));
     s3_set_body(&request, body, strlen(body));
-    rsd_status status = s3_set_request(uploads->remote, upload->key, &request);
+    rsd_status status = s3_set_request(upload->output->remote, upload->key, &request);
     if (!status)
         status = http_run(&request);
     if (!status) /* an error may come with the status 200, after the service has worked for a while */
@@ -139,7 +138,7 @@ static rsd_status run_completion(struct s3_uploads *uploads, struct s3_upload *u
     return status;
 }
 
-rsd_status s3_complete_upload(struct s3_uploads *uploads, struct s3_upload *upload)
+rsd_status s3_complete_upload(struct s3_upload *upload)
 {
     char *body;
     if (upload->completed)
@@ -147,21 +146,21 @@ rsd_status s3_complete_upload(struct s3_uploads *uploads, struct s3_upload *uplo
     TRY(list_parts(upload, &body));
     rsd_status status = RSD_OK;
     for (int attempt = 0; attempt < 3; attempt++) {
-        status = run_completion(uploads, upload, body);
+        status = run_completion(upload, body);
         /* If an answer was lost, the upload is gone and the object is there. */
         if (!status || status == RSD_ENOENT || status == RSD_ECANCELLED)
             break;
     }
     rsd_free(body);
     if (!status || status == RSD_ENOENT)
-        status = check_object(uploads, upload);
+        status = check_object(upload);
     return status == RSD_ENOENT ? RSD_EIO : status;
 }
 
-void s3_abort_upload(struct s3_uploads *uploads, const struct s3_upload *upload)
+void s3_abort_upload(const struct s3_upload *upload)
 {
     if (upload->id && !upload->completed)
-        s3_remove_upload(uploads->remote, upload->key, upload->id);
+        s3_remove_upload(upload->output->remote, upload->key, upload->id);
 }
 
 /* Removes what a request names. It may be gone already. */

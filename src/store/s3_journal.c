@@ -6,7 +6,7 @@
  *
  * Other processes of the same run have a journal of their own, PREFIX/reshard-journal.X, with the first two.
  */
-#include "s3_output.h"
+#include "s3.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -20,12 +20,12 @@ enum { MAX_JOURNAL = 1 << 28, QUICK_NOTES = 100 };
 static rsd_status read_own_journal(const struct s3_output *output, char **text, size_t *n)
 {
     struct stat found;
-    if (fstat(output->fd, &found) != 0)
+    if (fstat(output->base.journal_fd, &found) != 0)
         return fail(RSD_EIO, "journal: %s", strerror(errno));
     *text = mem_new((size_t)found.st_size + 1, 1);
     if (!*text)
         return RSD_ENOMEM;
-    ssize_t some = pread(output->fd, *text, (size_t)found.st_size, 0);
+    ssize_t some = pread(output->base.journal_fd, *text, (size_t)found.st_size, 0);
     if (some == found.st_size) {
         *n = (size_t)some;
         return RSD_OK;
@@ -40,7 +40,7 @@ rsd_status s3_journal_put(struct s3_output *output, bool only_new)
     size_t n;
     TRY(read_own_journal(output, &text, &n));
     rsd_status status =
-        s3_put_object(output->remote, output->journal_key, text, n, output->uploads.run, only_new);
+        s3_put_object(output->remote, output->journal_key, text, n, output->run, only_new);
     mem_free(text);
     if (!status)
         output->noted_at = seconds_now();
@@ -65,16 +65,16 @@ rsd_status s3_journal_append(struct s3_output *output, struct text *line)
     char *chars;
     TRY(text_take(line, &chars));
     size_t n = strlen(chars);
-    bool written = write(output->fd, chars, n) == (ssize_t)n;
+    bool written = write(output->base.journal_fd, chars, n) == (ssize_t)n;
     rsd_free(chars);
     return written ? RSD_OK : fail(RSD_EIO, "journal: %s", strerror(errno));
 }
 
-rsd_status s3_journal_note_upload(void *context, const struct s3_upload *upload)
+rsd_status s3_journal_note_upload(const struct s3_upload *upload)
 {
-    struct s3_output *output = context;
+    struct s3_output *output = upload->output;
     struct text line = {0};
-    if (output->fd < 0)
+    if (output->base.journal_fd < 0)
         return RSD_OK;
     if (upload->ended)
         text_add(&line, "ended %llu %s\n", (unsigned long long)upload->end, upload->key);
@@ -155,10 +155,11 @@ rsd_status s3_journal_load(struct s3_output *output, const char *key, bool own)
     char run[40] = "";
     TRY(s3_load_object(output->remote, key, MAX_JOURNAL, &text, run));
     rsd_status status = take_journal_lines(output, &text);
-    if (!status && own && text.n > 0 && write(output->fd, text.data, text.n) != (ssize_t)text.n)
+    if (!status && own && text.n > 0 &&
+        write(output->base.journal_fd, text.data, text.n) != (ssize_t)text.n)
         status = fail(RSD_EIO, "journal: %s", strerror(errno));
     if (!status && own && run[0])
-        memcpy(output->uploads.run, run, sizeof run);
+        memcpy(output->run, run, sizeof run);
     bytes_drop(&text);
     return status;
 }

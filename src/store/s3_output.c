@@ -10,7 +10,7 @@
  * run that is killed leaves the journal, with the identifiers of its uploads: another run continues
  * from there, or removes them.
  */
-#include "s3_output.h"
+#include "s3.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,45 +22,40 @@
 
 static struct s3_output *output_of(struct store *store)
 {
-    return remote_store_of(store)->uploads->context;
+    return remote_store_of(store)->output;
 }
 
 static rsd_status s3_sync_journal(struct store_output *base)
 {
     struct s3_output *output = (struct s3_output *)(void *)base;
-    return output->fd < 0 ? RSD_OK : s3_journal_put_if_due(output, false);
+    return base->journal_fd < 0 ? RSD_OK : s3_journal_put_if_due(output, false);
 }
 
 /* ---- opening ---- */
 
 /* Sets the key of a file, before its upload begins. */
-static rsd_status prepare_file(void *context, uint32_t file)
+static rsd_status set_file_key(struct s3_output *output, uint32_t file)
 {
-    struct s3_output *output = context;
-    struct s3_uploads *uploads = &output->uploads;
-    struct s3_upload *upload = uploads->files[file];
-    const char *name = store_file_name(&output->remote->base, file);
-    char *key;
-    if (uploads->only_key)
-        return remote_set_text(&upload->key, uploads->only_key);
-    TRY(s3_key(output->remote, name, &key));
-    upload->key = key;
-    return RSD_OK;
+    char **key = &output->files[file]->key;
+    if (output->only_key)
+        return remote_set_text(key, output->only_key);
+    return s3_key(output->remote, store_file_name(&output->remote->base, file), key);
 }
 
 /* Takes the parts that an earlier run has uploaded. */
-static rsd_status resume_file(struct s3_output *output, struct s3_upload *upload)
+static rsd_status resume_file(struct s3_upload *upload)
 {
+    struct s3_output *output = upload->output;
     const struct earlier_upload *one = s3_journal_find(output, upload->key);
     uint64_t sum = 0;
     if (!one || output->options.mode == OUTPUT_JOIN)
         return RSD_OK;
     upload->nbytes = one->nbytes;
     TRY(remote_set_text(&upload->id, one->id));
-    rsd_status status = s3_adopt_upload(&output->uploads, upload);
+    rsd_status status = s3_adopt_upload(upload);
     if (status == RSD_ENOENT) {
         s3_forget_parts(upload);
-        status = s3_find_completed(&output->uploads, upload);
+        status = s3_find_completed(upload);
         return status == RSD_ENOENT ? RSD_OK : status;
     }
     for (size_t i = 0; i < upload->nparts && !status; i++)
@@ -70,21 +65,26 @@ static rsd_status resume_file(struct s3_output *output, struct s3_upload *upload
     return status;
 }
 
-static rsd_status prepare_and_resume(void *context, uint32_t file)
+rsd_status s3_prepare_upload(struct s3_output *output, uint32_t file)
 {
-    struct s3_output *output = context;
-    TRY(prepare_file(context, file));
-    return resume_file(output, output->uploads.files[file]);
+    if (output->files[file]->key)
+        return RSD_OK;
+    TRY(set_file_key(output, file));
+    return resume_file(output->files[file]);
 }
 
 static rsd_status add_upload(struct store *store)
 {
-    struct s3_uploads *uploads = &output_of(store)->uploads;
+    struct s3_output *output = output_of(store);
     TRY(remote_add(store));
     /* A list of pointers. NOLINTNEXTLINE(bugprone-sizeof-expression) */
-    TRY(GROW(uploads->files, uploads->files_capacity, store->names.n + 1));
-    uploads->files[store->names.n] = mem_new(1, sizeof **uploads->files);
-    return uploads->files[store->names.n] ? RSD_OK : RSD_ENOMEM;
+    TRY(GROW(output->files, output->files_capacity, store->names.n + 1));
+    struct s3_upload *upload = mem_new(1, sizeof *upload);
+    if (!upload)
+        return RSD_ENOMEM;
+    upload->output = output;
+    output->files[store->names.n] = upload;
+    return RSD_OK;
 }
 
 /* Keeps a small file in memory. It is written when the output is committed. */
@@ -169,19 +169,19 @@ static rsd_status set_keys(struct s3_output *output, const char *path)
                        &output->remote));
     output->remote->base.ops = &s3_upload_store;
     output->remote->base.writable = true;
-    output->remote->uploads = &output->uploads;
-    output->uploads.remote = output->remote;
+    output->remote->output = output;
+    output->base.store = &output->remote->base;
     if (options->one_file)
-        TRY(s3_key(output->remote, slash + 1, &output->uploads.only_key));
+        TRY(s3_key(output->remote, slash + 1, &output->only_key));
     if (options->one_file)
-        text_add(&journal, "%s.reshard-part/%s", output->uploads.only_key, S3_JOURNAL);
+        text_add(&journal, "%s.reshard-part/%s", output->only_key, S3_JOURNAL);
     else if (options->mode == OUTPUT_JOIN)
         text_add(&journal, "%s%s", output->remote->prefix,
                  options->journal ? options->journal : S3_JOURNAL);
     else
         text_add(&journal, "%s%s", output->remote->prefix, S3_JOURNAL);
     if (options->mode == OUTPUT_JOIN && !options->journal)
-        text_add(&journal, ".%s", output->uploads.run);
+        text_add(&journal, ".%s", output->run);
     return text_take(&journal, &output->journal_key);
 }
 
@@ -282,14 +282,13 @@ static void s3_close_output(struct store_output *base, bool keep);
 static rsd_status start_output(struct s3_output *output, const char *path)
 {
     enum output_mode mode = output->options.mode;
-    TRY(choose_run(output->uploads.run));
+    TRY(choose_run(output->run));
     TRY(set_keys(output, path));
     if (mode == OUTPUT_IN_PLACE)
         return RSD_OK;
-    output->fd = memfd_create(S3_JOURNAL, MFD_CLOEXEC);
-    if (output->fd < 0 || fcntl(output->fd, F_SETFL, O_APPEND) != 0)
+    int fd = output->base.journal_fd = memfd_create(S3_JOURNAL, MFD_CLOEXEC);
+    if (fd < 0 || fcntl(fd, F_SETFL, O_APPEND) != 0)
         return fail(RSD_EIO, "journal: %s", strerror(errno));
-    output->base.journal_fd = output->fd;
     return mode == OUTPUT_JOIN ? RSD_OK : open_for_commit(output);
 }
 
@@ -301,17 +300,10 @@ static rsd_status s3_open_output(const char *path, const struct output_options *
         return RSD_ENOMEM;
     output->base = (struct store_output){.ops = &s3_store, .journal_fd = -1};
     output->options = *options;
-    output->fd = -1;
-    output->uploads.context = output;
-    output->uploads.prepare = prepare_and_resume;
-    output->uploads.note_upload = s3_journal_note_upload;
-    output->uploads.in_place = options->mode == OUTPUT_IN_PLACE;
     pthread_mutex_init(&output->journal_lock, NULL);
-    pthread_mutex_init(&output->uploads.lock, NULL);
-    pthread_cond_init(&output->uploads.changed, NULL);
+    pthread_mutex_init(&output->lock, NULL);
+    pthread_cond_init(&output->changed, NULL);
     rsd_status status = start_output(output, path);
-    if (output->remote)
-        output->base.store = &output->remote->base;
     if (status) {
         output->committed = true; /* nothing was begun */
         s3_close_output(&output->base, true);
@@ -324,7 +316,7 @@ static rsd_status s3_open_output(const char *path, const struct output_options *
 /* Checks whether an output could be written, without a trace. */
 static rsd_status s3_check_output(const char *path, const struct output_options *options)
 {
-    struct s3_output output = {.options = *options, .fd = -1};
+    struct s3_output output = {.options = *options};
     rsd_status status = set_keys(&output, path);
     if (!status)
         status = check_free(&output);
@@ -333,7 +325,7 @@ static rsd_status s3_check_output(const char *path, const struct output_options 
         store_close(&output.remote->base);
     }
     name_list_drop(&output.owned);
-    mem_free(output.uploads.only_key);
+    mem_free(output.only_key);
     mem_free(output.journal_key);
     mem_free(output.base.path);
     return status;
@@ -347,15 +339,15 @@ static rsd_status collect_uploads(struct s3_output *output)
     const struct store *store = &output->remote->base;
     bool missing = false;
     for (uint32_t i = 0; i < store->names.n; i++)
-        missing = missing || !output->uploads.files[i]->ended;
+        missing = missing || !output->files[i]->ended;
     if (missing && !output->options.one_file)
         TRY(s3_journal_visit_others(output, true, false));
     for (uint32_t i = 0; i < store->names.n; i++) {
-        struct s3_upload *upload = output->uploads.files[i];
+        struct s3_upload *upload = output->files[i];
         if (upload->ended)
             continue;
         if (!upload->key)
-            TRY(prepare_file(output, i));
+            TRY(set_file_key(output, i));
         const struct earlier_upload *one = s3_journal_find(output, upload->key);
         if (!one || !one->ended)
             return fail(RSD_EIO, "%s: no process has uploaded it", upload->key);
@@ -364,7 +356,7 @@ static rsd_status collect_uploads(struct s3_output *output)
         upload->nbytes = one->nbytes;
         upload->end = one->end;
         TRY(remote_set_text(&upload->id, one->id));
-        rsd_status status = s3_adopt_upload(&output->uploads, upload);
+        rsd_status status = s3_adopt_upload(upload);
         if (status == RSD_ENOENT)
             status = RSD_EIO;
         if (status)
@@ -405,7 +397,7 @@ static rsd_status put_small_files(struct s3_output *output)
         char *key;
         TRY(s3_key(output->remote, put->name, &key));
         rsd_status status =
-            s3_put_object(output->remote, key, put->data, put->n, output->uploads.run, false);
+            s3_put_object(output->remote, key, put->data, put->n, output->run, false);
         rsd_free(key);
         if (status)
             return fail_in(status, "%s/%s: ", output->base.path, put->name);
@@ -421,13 +413,12 @@ static rsd_status s3_commit(struct store_output *base)
     TRY(s3_journal_put_if_due(output, true));
     TRY(remove_owned(output));
     for (uint32_t i = 0; i < output->remote->base.names.n; i++) {
-        rsd_status status = s3_complete_upload(&output->uploads, output->uploads.files[i]);
+        rsd_status status = s3_complete_upload(output->files[i]);
         if (status)
             return store_fail_in(&output->remote->base, i, status);
     }
     TRY(put_small_files(output));
-    (void)s3_remove_lost_uploads(
-        &output->uploads); /* the output is complete with or without them */
+    (void)s3_remove_lost_uploads(output); /* the output is complete with or without them */
     if (!output->options.one_file)
         TRY(s3_journal_visit_others(output, false, true));
     TRY(s3_remove_object(output->remote, output->journal_key));
@@ -438,31 +429,30 @@ static rsd_status s3_commit(struct store_output *base)
 /* ---- closing ---- */
 
 /* Cancels all parts that are being uploaded, and waits for them. */
-static void cancel_parts(struct s3_uploads *uploads, size_t nfiles)
+static void cancel_parts(struct s3_output *output, size_t nfiles)
 {
-    pthread_mutex_lock(&uploads->lock);
+    pthread_mutex_lock(&output->lock);
     for (size_t i = 0; i < nfiles; i++)
-        for (size_t k = 0; k < uploads->files[i]->nparts; k++) {
-            struct s3_part *part = uploads->files[i]->parts[k];
+        for (size_t k = 0; k < output->files[i]->nparts; k++) {
+            struct s3_part *part = output->files[i]->parts[k];
             if (part && part->started && !part->uploaded && part->data && part->request.storage)
                 http_cancel(&part->request);
         }
-    while (atomic_load(&uploads->nactive) > 0)
-        pthread_cond_wait(&uploads->changed, &uploads->lock);
-    pthread_mutex_unlock(&uploads->lock);
+    while (atomic_load(&output->nactive) > 0)
+        pthread_cond_wait(&output->changed, &output->lock);
+    pthread_mutex_unlock(&output->lock);
 }
 
 static void drop_output(struct s3_output *output)
 {
-    struct s3_uploads *uploads = &output->uploads;
     size_t n = output->remote ? output->remote->base.names.n : 0;
     for (size_t i = 0; i < n; i++) {
-        s3_forget_parts(uploads->files[i]);
-        mem_free(uploads->files[i]->key);
-        mem_free(uploads->files[i]);
+        s3_forget_parts(output->files[i]);
+        mem_free(output->files[i]->key);
+        mem_free(output->files[i]);
     }
-    mem_free(uploads->files);
-    mem_free(uploads->only_key);
+    mem_free(output->files);
+    mem_free(output->only_key);
     for (size_t i = 0; i < output->nearlier; i++) {
         mem_free(output->earlier[i].key);
         mem_free(output->earlier[i].id);
@@ -478,11 +468,11 @@ static void drop_output(struct s3_output *output)
     mem_free(output->base.path);
     if (output->remote)
         store_close(&output->remote->base);
-    if (output->fd >= 0)
-        close(output->fd);
+    if (output->base.journal_fd >= 0)
+        close(output->base.journal_fd);
     pthread_mutex_destroy(&output->journal_lock);
-    pthread_mutex_destroy(&uploads->lock);
-    pthread_cond_destroy(&uploads->changed);
+    pthread_mutex_destroy(&output->lock);
+    pthread_cond_destroy(&output->changed);
     mem_free(output);
 }
 
@@ -493,7 +483,7 @@ static void remove_committed(const struct s3_output *output)
     for (size_t i = output->nputs; i-- > 0;)
         (void)store_remove(store, output->puts[i].name);
     for (size_t i = 0; i < store->names.n; i++)
-        (void)s3_remove_object(output->remote, output->uploads.files[i]->key);
+        (void)s3_remove_object(output->remote, output->files[i]->key);
 }
 
 /* Keeps the error text of the failure that led here. */
@@ -502,12 +492,12 @@ static void s3_close_output(struct store_output *base, bool keep)
     struct s3_output *output = (struct s3_output *)(void *)base;
     size_t n = output->remote ? output->remote->base.names.n : 0;
     char *message = text_copy(rsd_error());
-    cancel_parts(&output->uploads, n);
+    cancel_parts(output, n);
     bool in_place = output->options.mode == OUTPUT_IN_PLACE;
     if (!output->committed && (!keep || in_place)) {
         for (size_t i = 0; i < n; i++)
-            s3_abort_upload(&output->uploads, output->uploads.files[i]);
-        (void)s3_remove_lost_uploads(&output->uploads);
+            s3_abort_upload(output->files[i]);
+        (void)s3_remove_lost_uploads(output);
         if (!in_place)
             s3_remove_object(output->remote, output->journal_key);
     } else if (!output->committed && output->options.mode != OUTPUT_JOIN)

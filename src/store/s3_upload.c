@@ -19,13 +19,7 @@ enum { PART_NBYTES = STORAGE_BLOCK_NBYTES, MAX_PARTS = 9500, PARTS_PER_LENGTH = 
 
 static struct s3_upload *upload_of(struct store *store, uint32_t file)
 {
-    return remote_store_of(store)->uploads->files[file];
-}
-
-static rsd_status prepare_upload(struct store *store, uint32_t file)
-{
-    const struct s3_uploads *uploads = remote_store_of(store)->uploads;
-    return upload_of(store, file)->key ? RSD_OK : uploads->prepare(uploads->context, file);
+    return remote_store_of(store)->output->files[file];
 }
 
 /* ---- places of parts ---- */
@@ -71,9 +65,8 @@ static size_t count_parts(const struct s3_upload *upload, uint64_t nbytes)
     return nbytes == 0 ? 1 : find_part_index(upload, nbytes - 1) + 1;
 }
 
-/* The part of an index, which is made if need be; uploads are locked. */
-static rsd_status need_part(struct s3_uploads *uploads, struct s3_upload *upload, size_t index,
-                            struct s3_part **out)
+/* The part of an index, which is made if need be; the output is locked. */
+static rsd_status need_part(struct s3_upload *upload, size_t index, struct s3_part **out)
 {
     /* A list of pointers. NOLINTNEXTLINE(bugprone-sizeof-expression) */
     TRY(GROW(upload->parts, upload->parts_capacity, index + 1));
@@ -83,7 +76,6 @@ static rsd_status need_part(struct s3_uploads *uploads, struct s3_upload *upload
         struct s3_part *part = mem_new(1, sizeof *part);
         if (!part)
             return RSD_ENOMEM;
-        part->uploads = uploads;
         part->upload = upload;
         part->number = index + 1;
         find_part_place(upload, index, &part->begin, &part->nbytes);
@@ -121,13 +113,13 @@ static bool is_part_full(const struct s3_part *part)
 
 static void drop_part_data(struct s3_part *part)
 {
-    storage_free_buffer(part->uploads->remote->storage, STORAGE_WRITES, part->data,
+    storage_free_buffer(part->upload->output->remote->storage, STORAGE_WRITES, part->data,
                         (size_t)part->reserved);
     part->data = NULL;
     http_request_drop(&part->request);
 }
 
-/* Keeps the first error of an upload; uploads are locked. */
+/* Keeps the first error of an upload; the output is locked. */
 static void note_upload_error(struct s3_upload *upload, rsd_status status, const char *message)
 {
     if (upload->status)
@@ -141,11 +133,11 @@ static void note_upload_error(struct s3_upload *upload, rsd_status status, const
 static void finish_part(struct http_request *request)
 {
     struct s3_part *part = request->context;
-    struct s3_uploads *uploads = part->uploads;
+    struct s3_output *output = part->upload->output;
     char expected[BASE64_NCHARS];
     base64_write(part->sha256, sizeof part->sha256, expected);
     const struct http_answer *answer = &request->answer;
-    pthread_mutex_lock(&uploads->lock);
+    pthread_mutex_lock(&output->lock);
     if (request->status) {
         char message[600];
         snprintf(message, sizeof message, "bytes %llu to %llu: %s", (unsigned long long)part->begin,
@@ -160,10 +152,10 @@ static void finish_part(struct http_request *request)
         part->uploaded = true;
     }
     part->upload->nactive--;
-    atomic_fetch_sub(&uploads->nactive, 1);
+    atomic_fetch_sub(&output->nactive, 1);
     drop_part_data(part);
-    pthread_cond_broadcast(&uploads->changed);
-    pthread_mutex_unlock(&uploads->lock);
+    pthread_cond_broadcast(&output->changed);
+    pthread_mutex_unlock(&output->lock);
 }
 
 void s3_set_body(struct http_request *request, const void *data, size_t n)
@@ -178,7 +170,6 @@ void s3_set_body(struct http_request *request, const void *data, size_t n)
 /* Fills in the request that uploads a part, with its SHA-256. */
 static rsd_status prepare_part(struct s3_part *part)
 {
-    struct remote_store *remote = part->uploads->remote;
     struct http_request *request = &part->request;
     struct text query = {0};
     char base64[BASE64_NCHARS];
@@ -186,7 +177,7 @@ static rsd_status prepare_part(struct s3_part *part)
     text_add(&query, "partNumber=%zu", part->number);
     url_add_parameter(&query, "uploadId", part->upload->id);
     TRY(text_take(&query, &request->query));
-    TRY(s3_set_request(remote, part->upload->key, request));
+    TRY(s3_set_request(part->upload->output->remote, part->upload->key, request));
     hex_write(part->sha256, sizeof part->sha256, request->body_sha256);
     base64_write(part->sha256, sizeof part->sha256, base64);
     http_set_header(request, "x-amz-checksum-sha256", "%s", base64);
@@ -200,21 +191,21 @@ static rsd_status prepare_part(struct s3_part *part)
 /* Sends a part that is hashed. A failure is that of its upload. */
 static void send_part(struct s3_part *part)
 {
-    struct s3_uploads *uploads = part->uploads;
+    struct s3_output *output = part->upload->output;
     part->has_sha256 = true;
     rsd_status status = prepare_part(part);
-    atomic_fetch_add(&uploads->nactive, 1);
+    atomic_fetch_add(&output->nactive, 1);
     if (!status)
         status = http_start(&part->request);
     if (!status)
         return;
-    pthread_mutex_lock(&uploads->lock);
+    pthread_mutex_lock(&output->lock);
     note_upload_error(part->upload, status, rsd_error());
     part->upload->nactive--;
-    atomic_fetch_sub(&uploads->nactive, 1);
+    atomic_fetch_sub(&output->nactive, 1);
     drop_part_data(part);
-    pthread_cond_broadcast(&uploads->changed);
-    pthread_mutex_unlock(&uploads->lock);
+    pthread_cond_broadcast(&output->changed);
+    pthread_mutex_unlock(&output->lock);
 }
 
 /* Hashes and sends a part, and with it one that waits; either may be NULL. */
@@ -235,47 +226,47 @@ static void hash_and_send(struct s3_part *part, struct s3_part *other)
         send_part(parts[i]);
 }
 
-/* Marks a part as one that is uploaded, when all of its bytes are known; uploads are locked. */
+/* Marks a part as one that is uploaded, when all of its bytes are known; the output is locked. */
 static void claim_part(struct s3_part *part)
 {
     part->started = true;
     part->upload->nactive++;
 }
 
-static struct s3_part *take_full_part(struct s3_uploads *uploads)
+static struct s3_part *take_full_part(struct s3_output *output)
 {
-    pthread_mutex_lock(&uploads->lock);
-    struct s3_part *part = uploads->full;
-    uploads->full = NULL;
-    pthread_mutex_unlock(&uploads->lock);
+    pthread_mutex_lock(&output->lock);
+    struct s3_part *part = output->full;
+    output->full = NULL;
+    pthread_mutex_unlock(&output->lock);
     return part;
 }
 
 /* Uploads a part that was claimed, or lets it wait for another one. */
 static void start_part(struct s3_part *part, bool may_wait)
 {
-    struct s3_uploads *uploads = part->uploads;
+    struct s3_output *output = part->upload->output;
     bool fits =
-        may_wait && storage_can_reserve(uploads->remote->storage, STORAGE_WRITES, part->nbytes);
-    pthread_mutex_lock(&uploads->lock);
-    struct s3_part *other = uploads->full;
+        may_wait && storage_can_reserve(output->remote->storage, STORAGE_WRITES, part->nbytes);
+    pthread_mutex_lock(&output->lock);
+    struct s3_part *other = output->full;
     bool waits = !other && fits;
-    uploads->full = waits ? part : NULL;
-    pthread_mutex_unlock(&uploads->lock);
+    output->full = waits ? part : NULL;
+    pthread_mutex_unlock(&output->lock);
     if (!waits)
         hash_and_send(part, other);
 }
 
 /* Begins a multipart upload, and notes its identifier in the journal. */
-static rsd_status begin_upload(struct s3_uploads *uploads, struct s3_upload *upload)
+static rsd_status begin_upload(struct s3_upload *upload)
 {
     struct http_request request = {
         .method = "POST", .limit = 1 << 16, .body = "", .query = text_copy("uploads=")};
     char id[MAX_UPLOAD_ID] = "";
     rsd_status status =
-        request.query ? s3_set_request(uploads->remote, upload->key, &request) : RSD_ENOMEM;
+        request.query ? s3_set_request(upload->output->remote, upload->key, &request) : RSD_ENOMEM;
     http_set_header(&request, "x-amz-checksum-algorithm", "SHA256");
-    http_set_header(&request, "x-amz-meta-reshard-run", "%s", uploads->run);
+    http_set_header(&request, "x-amz-meta-reshard-run", "%s", upload->output->run);
     if (!status)
         status = http_run(&request);
     if (!status &&
@@ -287,42 +278,42 @@ static rsd_status begin_upload(struct s3_uploads *uploads, struct s3_upload *upl
             status = fail(RSD_EIO, "the service begins an upload with an invalid identifier");
     TRY(status == RSD_ENOENT ? RSD_EIO : status);
     upload->id = text_copy(id);
-    return upload->id ? uploads->note_upload(uploads->context, upload) : RSD_ENOMEM;
+    return upload->id ? s3_journal_note_upload(upload) : RSD_ENOMEM;
 }
 
 /* ---- the functions of the store ---- */
 
 rsd_status s3_create(struct store *store, uint32_t file, uint64_t kept, uint64_t nbytes)
 {
-    struct s3_uploads *uploads = remote_store_of(store)->uploads;
     struct s3_upload *upload = upload_of(store, file);
     if (kept > 0)
         return fail(RSD_EUNSUPPORTED, "an object cannot be appended to");
-    TRY(prepare_upload(store, file));
+    TRY(s3_prepare_upload(upload->output, file));
     if (upload->id && nbytes > 0 && upload->nbytes == nbytes)
         return RSD_OK; /* of the run that is resumed: its parts stay */
     if (upload->id) {
-        s3_abort_upload(uploads, upload);
+        s3_abort_upload(upload);
         s3_forget_parts(upload);
     }
     upload->nbytes = nbytes;
     upload->completed = false;
-    return begin_upload(uploads, upload);
+    return begin_upload(upload);
 }
 
 /* Allocates a part in memory. Several threads may want it at once. */
-static rsd_status need_part_data(struct s3_uploads *uploads, struct s3_part *part)
+static rsd_status need_part_data(struct s3_part *part)
 {
     if (part->data || part->started)
         return RSD_OK;
-    rsd_storage *storage = uploads->remote->storage;
+    struct s3_output *output = part->upload->output;
+    rsd_storage *storage = output->remote->storage;
     uint64_t nbytes = part->nbytes;
-    pthread_mutex_unlock(&uploads->lock);
+    pthread_mutex_unlock(&output->lock);
     if (!storage_can_reserve(storage, STORAGE_WRITES, nbytes))
-        hash_and_send(NULL, take_full_part(uploads));
-    storage_reserve_wait(storage, STORAGE_WRITES, nbytes, &uploads->nactive);
+        hash_and_send(NULL, take_full_part(output));
+    storage_reserve_wait(storage, STORAGE_WRITES, nbytes, &output->nactive);
     char *data = storage_new_buffer(storage, STORAGE_WRITES, (size_t)nbytes);
-    pthread_mutex_lock(&uploads->lock);
+    pthread_mutex_lock(&output->lock);
     if (data && !part->data && !part->started) {
         part->data = data;
         part->reserved = nbytes;
@@ -333,25 +324,26 @@ static rsd_status need_part_data(struct s3_uploads *uploads, struct s3_part *par
 }
 
 /* Writes into one part. Returns how many bytes belong to it. */
-static rsd_status write_part(struct s3_uploads *uploads, struct s3_upload *upload, uint64_t offset,
-                             const char *data, size_t n, size_t *taken)
+static rsd_status write_part(struct s3_upload *upload, uint64_t offset, const char *data, size_t n,
+                             size_t *taken)
 {
+    struct s3_output *output = upload->output;
     struct s3_part *part = NULL;
     bool start = false;
-    pthread_mutex_lock(&uploads->lock);
+    pthread_mutex_lock(&output->lock);
     rsd_status status = upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
     if (!status)
-        status = need_part(uploads, upload, find_part_index(upload, offset), &part);
+        status = need_part(upload, find_part_index(upload, offset), &part);
     if (!status)
-        status = need_part_data(uploads, part);
+        status = need_part_data(part);
     if (!status) {
         uint64_t at = offset - part->begin, left = part->nbytes - at;
         *taken = n < left ? n : (size_t)left;
         if (part->data && !part->started) { /* else it was uploaded by the run that is resumed */
             part->nwriters++;
-            pthread_mutex_unlock(&uploads->lock);
+            pthread_mutex_unlock(&output->lock);
             memcpy(part->data + at, data, *taken);
-            pthread_mutex_lock(&uploads->lock);
+            pthread_mutex_lock(&output->lock);
             part->nwriters--;
             status = add_span(part, at, at + *taken);
         }
@@ -359,7 +351,7 @@ static rsd_status write_part(struct s3_uploads *uploads, struct s3_upload *uploa
         if (start)
             claim_part(part);
     }
-    pthread_mutex_unlock(&uploads->lock);
+    pthread_mutex_unlock(&output->lock);
     if (start && part)
         start_part(part, true);
     return status;
@@ -373,7 +365,7 @@ rsd_status s3_write(struct store *store, uint32_t file, uint64_t offset, const v
         size_t taken = 0;
         if (upload->nbytes > 0 && (offset >= upload->nbytes || n > upload->nbytes - offset))
             return fail(RSD_EIO, "byte %llu is written beyond the end", (unsigned long long)offset);
-        TRY(write_part(remote_store_of(store)->uploads, upload, offset, bytes, n, &taken));
+        TRY(write_part(upload, offset, bytes, n, &taken));
         bytes += taken;
         offset += taken;
         n -= taken;
@@ -394,24 +386,24 @@ static void clear_gaps(const struct s3_part *part)
 }
 
 /* Uploads what is left of a part. */
-static rsd_status flush_part(struct s3_uploads *uploads, struct s3_upload *upload, size_t index,
-                             uint64_t nbytes)
+static rsd_status flush_part(struct s3_upload *upload, size_t index, uint64_t nbytes)
 {
+    struct s3_output *output = upload->output;
     struct s3_part *part = NULL;
-    pthread_mutex_lock(&uploads->lock);
-    rsd_status status = need_part(uploads, upload, index, &part);
+    pthread_mutex_lock(&output->lock);
+    rsd_status status = need_part(upload, index, &part);
     bool start = !status && !part->started;
     if (start && part->begin + part->nbytes > nbytes)
         part->nbytes = nbytes - part->begin; /* the last part of a file of unknown length */
     if (start && part->nbytes > 0)
-        status = need_part_data(uploads, part);
+        status = need_part_data(part);
     start = start && !status;
     if (start) {
         if (part->nbytes > 0)
             clear_gaps(part);
         claim_part(part);
     }
-    pthread_mutex_unlock(&uploads->lock);
+    pthread_mutex_unlock(&output->lock);
     if (start)
         start_part(part, false);
     return status;
@@ -419,39 +411,39 @@ static rsd_status flush_part(struct s3_uploads *uploads, struct s3_upload *uploa
 
 rsd_status s3_end_file(struct store *store, uint32_t file, uint64_t nbytes)
 {
-    struct s3_uploads *uploads = remote_store_of(store)->uploads;
     struct s3_upload *upload = upload_of(store, file);
+    struct s3_output *output = upload->output;
     for (size_t i = 0; i < count_parts(upload, nbytes); i++)
-        TRY(flush_part(uploads, upload, i, nbytes));
-    hash_and_send(NULL, take_full_part(uploads)); /* it may be of this file */
-    pthread_mutex_lock(&uploads->lock);
+        TRY(flush_part(upload, i, nbytes));
+    hash_and_send(NULL, take_full_part(output)); /* it may be of this file */
+    pthread_mutex_lock(&output->lock);
     while (upload->nactive > 0)
-        pthread_cond_wait(&uploads->changed, &uploads->lock);
+        pthread_cond_wait(&output->changed, &output->lock);
     rsd_status status = upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
     if (!status)
         upload->ended = true;
     upload->end = nbytes;
-    pthread_mutex_unlock(&uploads->lock);
-    if (!status && uploads->in_place)
-        status = s3_complete_upload(uploads, upload);
-    return status ? status : uploads->note_upload(uploads->context, upload);
+    pthread_mutex_unlock(&output->lock);
+    if (!status && output->options.mode == OUTPUT_IN_PLACE)
+        status = s3_complete_upload(upload);
+    return status ? status : s3_journal_note_upload(upload);
 }
 
 /* Bytes are not kept on this machine, so it only reports an upload that failed. */
 rsd_status s3_sync(struct store *store, uint32_t file)
 {
-    struct s3_uploads *uploads = remote_store_of(store)->uploads;
     struct s3_upload *upload = upload_of(store, file);
-    pthread_mutex_lock(&uploads->lock);
+    struct s3_output *output = upload->output;
+    pthread_mutex_lock(&output->lock);
     rsd_status status = upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
-    pthread_mutex_unlock(&uploads->lock);
+    pthread_mutex_unlock(&output->lock);
     return status;
 }
 
 bool s3_has(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
 {
     const struct s3_upload *upload = upload_of(store, file);
-    if (prepare_upload(store, file))
+    if (s3_prepare_upload(upload->output, file))
         return false;
     if (upload->completed)
         return true;
@@ -467,7 +459,7 @@ bool s3_has(struct store *store, uint32_t file, uint64_t offset, uint64_t n)
 rsd_status s3_stat_output(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version)
 {
     const struct s3_upload *upload = upload_of(store, file);
-    TRY(prepare_upload(store, file));
+    TRY(s3_prepare_upload(upload->output, file));
     *version = 0;
     *nbytes = upload->completed ? upload->end : 0;
     if (upload->completed)
@@ -485,9 +477,8 @@ void s3_forget_parts(struct s3_upload *upload)
     for (size_t i = 0; i < upload->nparts; i++) {
         if (!upload->parts[i])
             continue;
-        struct s3_uploads *uploads = upload->parts[i]->uploads;
-        if (uploads->full == upload->parts[i])
-            uploads->full = NULL;
+        if (upload->output->full == upload->parts[i])
+            upload->output->full = NULL;
         drop_part_data(upload->parts[i]);
         mem_free(upload->parts[i]->spans);
         mem_free(upload->parts[i]);
@@ -502,7 +493,6 @@ void s3_forget_parts(struct s3_upload *upload)
 /* ---- parts of an earlier run ---- */
 
 struct s3_part_page {
-    struct s3_uploads *uploads;
     struct s3_upload *upload;
     unsigned long long number, nbytes;
     char etag[MAX_ETAG], checksum[BASE64_NCHARS];
@@ -518,7 +508,7 @@ static rsd_status adopt_part(struct s3_part_page *page)
         return fail(RSD_EIO, "the service lists an invalid part");
     if (page->upload->nbytes > 0 && page->number > count_parts(page->upload, page->upload->nbytes))
         return RSD_OK;
-    TRY(need_part(page->uploads, page->upload, (size_t)page->number - 1, &part));
+    TRY(need_part(page->upload, (size_t)page->number - 1, &part));
     bool sized = page->upload->nbytes > 0;
     if ((sized && part->nbytes != page->nbytes) || page->nbytes > part->nbytes)
         return RSD_OK; /* it is uploaded anew */
@@ -556,9 +546,9 @@ static rsd_status take_part_element(void *context, const char *name, bool entere
     return RSD_OK;
 }
 
-rsd_status s3_adopt_upload(struct s3_uploads *uploads, struct s3_upload *upload)
+rsd_status s3_adopt_upload(struct s3_upload *upload)
 {
-    struct s3_part_page page = {.uploads = uploads, .upload = upload, .truncated = true};
+    struct s3_part_page page = {.upload = upload, .truncated = true};
     rsd_status status = RSD_OK;
     for (int n = 0; n < 20 && page.truncated && !status; n++) {
         struct text query = {0};
@@ -566,7 +556,7 @@ rsd_status s3_adopt_upload(struct s3_uploads *uploads, struct s3_upload *upload)
             url_add_parameter(&query, "part-number-marker", page.marker);
         url_add_parameter(&query, "uploadId", upload->id);
         page.truncated = false;
-        status = s3_load_document(uploads->remote, upload->key, &query, "ListParts",
+        status = s3_load_document(upload->output->remote, upload->key, &query, "ListParts",
                                   take_part_element, &page);
     }
     if (!status && page.truncated)

@@ -88,24 +88,24 @@ static void drop_upload_page(struct upload_page *page)
 }
 
 /* Whether a key is that of a file of an output. */
-static bool is_output_key(const struct s3_uploads *uploads, const char *key)
+static bool is_output_key(const struct s3_output *output, const char *key)
 {
-    for (size_t i = 0; i < uploads->remote->base.names.n; i++)
-        if (uploads->files[i]->key && strcmp(uploads->files[i]->key, key) == 0)
+    for (size_t i = 0; i < output->remote->base.names.n; i++)
+        if (output->files[i]->key && strcmp(output->files[i]->key, key) == 0)
             return true;
     return false;
 }
 
-rsd_status s3_remove_lost_uploads(const struct s3_uploads *uploads)
+rsd_status s3_remove_lost_uploads(const struct s3_output *output)
 {
-    struct remote_store *store = uploads->remote;
+    struct remote_store *store = output->remote;
     struct upload_page *page = mem_new(1, sizeof *page);
     if (!page)
         return RSD_ENOMEM;
     rsd_status status =
-        load_uploads(store, uploads->only_key ? uploads->only_key : store->prefix, page);
+        load_uploads(store, output->only_key ? output->only_key : store->prefix, page);
     for (size_t i = 0; i < page->keys.n && !status; i++)
-        if (is_output_key(uploads, page->keys.list[i].bytes))
+        if (is_output_key(output, page->keys.list[i].bytes))
             status = s3_remove_upload(store, page->keys.list[i].bytes, page->ids.list[i].bytes);
     drop_upload_page(page);
     return status;
