@@ -107,6 +107,14 @@ struct slice pickle_text(const struct pickle_tree *tree, pickle_node c);
 /* Returns KNOWN_NOT for a value that is not a global. */
 enum known pickle_known(const struct pickle_tree *tree, pickle_node c);
 
+/* Takes the numbers of a list or tuple, each from 0 to 2^62. Returns how many there are; -1: it has more than `most`
+ * items, or others, or is neither. */
+int32_t pickle_take_numbers(const struct pickle_tree *tree, pickle_node c, int32_t most,
+                            int64_t *out);
+
+/* Returns whether a value is a dict: also an OrderedDict, or an instance of a class that was given entries. */
+bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c);
+
 /* Returns PICKLE_ABSENT if the dict has no such key, or is not a dict. */
 pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict, const char *key);
 
@@ -127,14 +135,15 @@ enum { GLOBAL_TEXT_NCHARS = 200 };
 const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,
                                char text[GLOBAL_TEXT_NCHARS]);
 
-/* Walks the items of a list or tuple, or the keys and values of a dict. Any other value has none. Both return
- * false at the end, or if the budget is exceeded. */
+/* Walks the items of a list or tuple; pickle_walk_dict walks the keys and values of what pickle_is_dict accepts. Any
+ * other value has none. The steps return false at the end, or if the budget is exceeded. */
 struct pickle_walk {
     const struct pickle_tree *tree;
     pickle_node batch; /* or the tuple; PICKLE_ABSENT at the end */
     uint32_t at;
 };
 struct pickle_walk pickle_walk(const struct pickle_tree *tree, pickle_node container);
+struct pickle_walk pickle_walk_dict(const struct pickle_tree *tree, pickle_node dict);
 bool pickle_walk_next(struct pickle_walk *walk, pickle_node *item);
 bool pickle_walk_next_pair(struct pickle_walk *walk, pickle_node *key, pickle_node *value);
 
@@ -170,10 +179,5 @@ rsd_status pickle_write_path(const char *text, struct bytes *out);
 rsd_status pickle_to_json(const struct pickle_tree *tree, pickle_node c, char **json);
 rsd_status pickle_to_plain_pickle(const struct pickle_tree *tree, pickle_node c, struct bytes *out,
                                   bool *plain);
-
-/* For a dict, an OrderedDict, or an instance of a class with dict entries. pickle_dict_items returns PICKLE_ABSENT
- * without entries. */
-bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c);
-pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c);
 
 #endif

@@ -41,26 +41,6 @@ static bool may_grow(const struct plain_writer *w, size_t written, size_t n)
     return written <= w->limit && n <= w->limit - written && budget_take(1);
 }
 
-/* An OrderedDict, or an instance of any class that was given entries as a dict is. */
-static bool is_dict_like(const struct pickle_tree *tree, pickle_node c)
-{
-    return pickle_is_built(tree, c) &&
-           (pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT ||
-            pickle_kind(tree, pickle_part(tree, c, NODE_ITEMS)) == NODE_DICT);
-}
-
-pickle_node pickle_dict_items(const struct pickle_tree *tree, pickle_node c)
-{
-    if (pickle_kind(tree, c) == NODE_DICT)
-        return c;
-    return is_dict_like(tree, c) ? pickle_part(tree, c, NODE_ITEMS) : PICKLE_ABSENT;
-}
-
-bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c)
-{
-    return pickle_kind(tree, c) == NODE_DICT || is_dict_like(tree, c);
-}
-
 /* Finds the text in _codecs.encode(text, 'latin1'), which is how protocol 2 writes bytes. */
 static bool find_encoded_bytes(const struct pickle_tree *tree, pickle_node c, struct slice *text)
 {
@@ -155,8 +135,9 @@ static bool add_json_key(struct plain_writer *w, pickle_node key)
 static bool add_json_items(struct plain_writer *w, pickle_node container, int depth)
 {
     enum pickle_kind kind = pickle_kind(w->tree, container);
-    bool dict = kind != NODE_LIST && kind != NODE_TUPLE; /* an empty OrderedDict has no items */
-    struct pickle_walk walk = pickle_walk(w->tree, container);
+    bool dict = kind != NODE_LIST && kind != NODE_TUPLE;
+    struct pickle_walk walk =
+        dict ? pickle_walk_dict(w->tree, container) : pickle_walk(w->tree, container);
     pickle_node item;
     text_add(w->json, dict ? "{" : "[");
     for (bool first = true; pickle_walk_next(&walk, &item); first = false) {
@@ -232,8 +213,8 @@ static bool add_json_value(struct plain_writer *w, pickle_node c, int depth)
         return add_json_items(w, c, depth);
     case NODE_CALL:
     case NODE_OBJECT:
-        if (is_dict_like(tree, c))
-            return add_json_items(w, pickle_dict_items(tree, c), depth);
+        if (pickle_is_dict(tree, c))
+            return add_json_items(w, c, depth);
         return find_encoded_bytes(tree, c, &text) &&
                may_grow(w, w->json->length, text.nbytes * 2) && add_json_bytes(w->json, text, true);
     default:
@@ -279,7 +260,9 @@ static bool add_pickle_number(struct plain_writer *w, pickle_node c)
 static bool add_pickle_items(struct plain_writer *w, pickle_node container, int depth)
 {
     enum pickle_kind kind = pickle_kind(w->tree, container);
-    struct pickle_walk walk = pickle_walk(w->tree, container);
+    bool dict = kind != NODE_LIST && kind != NODE_TUPLE;
+    struct pickle_walk walk =
+        dict ? pickle_walk_dict(w->tree, container) : pickle_walk(w->tree, container);
     pickle_node item;
     pickle_write_op(w->pickle, kind == NODE_TUPLE ? "(" : kind == NODE_LIST ? "](" : "}(");
     while (pickle_walk_next(&walk, &item))
@@ -341,8 +324,8 @@ static bool add_pickle_value(struct plain_writer *w, pickle_node c, int depth)
         return add_pickle_items(w, c, depth);
     case NODE_CALL:
     case NODE_OBJECT:
-        if (is_dict_like(tree, c))
-            return add_pickle_items(w, pickle_dict_items(tree, c), depth);
+        if (pickle_is_dict(tree, c))
+            return add_pickle_items(w, c, depth);
         if (!find_encoded_bytes(tree, c, &text) || !may_grow(w, w->pickle->n, text.nbytes))
             return false;
         add_pickle_encoded(w, text);

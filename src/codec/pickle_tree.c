@@ -307,6 +307,24 @@ struct pickle_walk pickle_walk(const struct pickle_tree *tree, pickle_node conta
     return walk;
 }
 
+bool pickle_is_dict(const struct pickle_tree *tree, pickle_node c)
+{
+    if (!pickle_is_built(tree, c))
+        return pickle_kind(tree, c) == NODE_DICT;
+    pickle_node items = pickle_part(tree, c, NODE_ITEMS); /* an empty OrderedDict has none */
+    return items == PICKLE_ABSENT
+               ? pickle_known(tree, pickle_part(tree, c, NODE_WHAT)) == KNOWN_ORDERED_DICT
+               : pickle_kind(tree, items) == NODE_DICT;
+}
+
+struct pickle_walk pickle_walk_dict(const struct pickle_tree *tree, pickle_node dict)
+{
+    if (!pickle_is_dict(tree, dict))
+        return pickle_walk(tree, PICKLE_ABSENT);
+    return pickle_walk(tree,
+                       pickle_is_built(tree, dict) ? pickle_part(tree, dict, NODE_ITEMS) : dict);
+}
+
 bool pickle_walk_next(struct pickle_walk *walk, pickle_node *item)
 {
     while (walk->batch != PICKLE_ABSENT) {
@@ -331,12 +349,27 @@ bool pickle_walk_next_pair(struct pickle_walk *walk, pickle_node *key, pickle_no
 
 pickle_node pickle_find(const struct pickle_tree *tree, pickle_node dict, const char *key)
 {
-    struct pickle_walk walk = pickle_walk(tree, dict);
+    struct pickle_walk walk = pickle_walk_dict(tree, dict);
     pickle_node name, value, found = PICKLE_ABSENT;
-    while (pickle_kind(tree, dict) == NODE_DICT && pickle_walk_next_pair(&walk, &name, &value))
+    while (pickle_walk_next_pair(&walk, &name, &value))
         if (pickle_kind(tree, name) == NODE_STRING && slice_is(pickle_text(tree, name), key))
             found = value; /* the last one wins, as in Python */
     return found;
+}
+
+int32_t pickle_take_numbers(const struct pickle_tree *tree, pickle_node c, int32_t most,
+                            int64_t *out)
+{
+    struct pickle_walk walk = pickle_walk(tree, c);
+    pickle_node item;
+    int32_t n = 0;
+    if (pickle_kind(tree, c) != NODE_TUPLE && pickle_kind(tree, c) != NODE_LIST)
+        return -1;
+    for (; pickle_walk_next(&walk, &item); n++)
+        if (n == most || !pickle_as_i64(tree, item, &out[n]) || out[n] < 0 ||
+            out[n] > INT64_C(1) << 62)
+            return -1;
+    return n;
 }
 
 const char *pickle_global_text(const struct pickle_tree *tree, pickle_node c,

@@ -17,18 +17,6 @@ pickle_node metadata_state(const struct pickle_tree *tree, pickle_node c, enum k
     return pickle_part(tree, c, NODE_STATE);
 }
 
-bool metadata_take_sizes(const struct pickle_tree *tree, pickle_node tuple, int32_t ndim,
-                         int64_t *out)
-{
-    if (pickle_kind(tree, tuple) != NODE_TUPLE || pickle_count(tree, tuple) != (uint32_t)ndim)
-        return false;
-    for (int32_t d = 0; d < ndim; d++)
-        if (!pickle_as_i64(tree, pickle_item(tree, tuple, (uint32_t)d), &out[d]) || out[d] < 0 ||
-            out[d] > MAX_EXTENT)
-            return false;
-    return true;
-}
-
 /* Takes the dtype from (dtype, layout, requires_grad, memory format, pinned [, strides]). */
 rsd_status metadata_take_dtype(const struct pickle_tree *tree, pickle_node properties,
                                rsd_dtype *dtype)

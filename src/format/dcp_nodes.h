@@ -7,8 +7,6 @@
 
 rsd_status metadata_check(bool holds, const char *what);
 pickle_node metadata_state(const struct pickle_tree *tree, pickle_node c, enum known known);
-bool metadata_take_sizes(const struct pickle_tree *tree, pickle_node tuple, int32_t ndim,
-                         int64_t *out);
 rsd_status metadata_take_dtype(const struct pickle_tree *tree, pickle_node properties,
                                rsd_dtype *dtype);
 rsd_status metadata_take_transforms(const struct pickle_tree *tree, pickle_node list,

@@ -119,8 +119,8 @@ static rsd_status add_chunks(struct metadata_reader *reader, size_t part, pickle
         pickle_node state = metadata_state(tree, chunk, KNOWN_CHUNK);
         TRY(metadata_check(reader->boxes_left-- > 0, "metadata has more chunks than bytes"));
         TRY(metadata_check(
-            metadata_take_sizes(tree, pickle_find(tree, state, "offsets"), ndim, lo) &&
-                metadata_take_sizes(tree, pickle_find(tree, state, "sizes"), ndim, len),
+            pickle_take_numbers(tree, pickle_find(tree, state, "offsets"), ndim, lo) == ndim &&
+                pickle_take_numbers(tree, pickle_find(tree, state, "sizes"), ndim, len) == ndim,
             "chunk has invalid offsets or sizes"));
         TRY(catalog_add_box(reader->catalog, lo, len, nowhere));
     }
@@ -131,13 +131,7 @@ static rsd_status add_chunks(struct metadata_reader *reader, size_t part, pickle
 static rsd_status take_metadata_tensor(const struct pickle_tree *tree, pickle_node state,
                                        rsd_dtype *dtype, int32_t *ndim, int64_t *shape)
 {
-    pickle_node size = pickle_find(tree, state, "size");
-    uint32_t n = pickle_count(tree, size);
-    if (n > RSD_MAX_DIMS && pickle_kind(tree, size) == NODE_TUPLE)
-        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
-    TRY(metadata_check(metadata_take_sizes(tree, size, (int32_t)n, shape),
-                       "size of the tensor is invalid"));
-    *ndim = (int32_t)n;
+    TRY(torch_take_shape(tree, pickle_find(tree, state, "size"), ndim, shape));
     return metadata_take_dtype(tree, pickle_find(tree, state, "properties"), dtype);
 }
 
@@ -372,7 +366,7 @@ static rsd_status place_item(struct metadata_reader *reader, size_t part, pickle
     }
     const struct stored_tensor *tensor = &reader->catalog->tensors[reader->number[ordinal]];
     if (offset != PICKLE_ABSENT && offset != PICKLE_NONE)
-        TRY(metadata_check(metadata_take_sizes(tree, offset, tensor->ndim, lo),
+        TRY(metadata_check(pickle_take_numbers(tree, offset, tensor->ndim, lo) == tensor->ndim,
                            "offset of the chunk is invalid"));
     bool hinted = pickle_as_i64(tree, pickle_find(tree, state, "index"), &index) && index >= 0;
     TRY(find_tensor_box(reader, ordinal, tensor,

@@ -39,10 +39,6 @@ struct mesh_cache {
 
 enum { MAX_MESH_RANKS = 1 << 17 };
 
-/* Takes the numbers of a list or tuple, each from 0 to MAX_EXTENT. Returns their number, or -1. */
-int32_t dtensor_take_numbers(const struct pickle_tree *tree, pickle_node c, int32_t most,
-                             int64_t *out);
-
 /* Finds a mesh among those that were read, or reads it. */
 rsd_status dtensor_read_mesh(struct torch_file *file, pickle_node mesh, int64_t rank,
                              struct mesh_cache *cache, const struct rank_mesh **found);

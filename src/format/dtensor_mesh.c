@@ -10,24 +10,6 @@
 
 enum { MAX_AXIS_PARTS = 16 };
 
-int32_t dtensor_take_numbers(const struct pickle_tree *tree, pickle_node c, int32_t most,
-                             int64_t *out)
-{
-    bool tuple = pickle_kind(tree, c) == NODE_TUPLE;
-    struct pickle_walk walk = pickle_walk(tree, c);
-    pickle_node item;
-    int32_t n = 0;
-    if (!tuple && pickle_kind(tree, c) != NODE_LIST)
-        return -1;
-    while (tuple ? (uint32_t)n < pickle_count(tree, c) : pickle_walk_next(&walk, &item)) {
-        pickle_node one = tuple ? pickle_item(tree, c, (uint32_t)n) : item;
-        if (n == most || !pickle_as_i64(tree, one, &out[n]) || out[n] < 0 || out[n] > MAX_EXTENT)
-            return -1;
-        n++;
-    }
-    return n;
-}
-
 /* One axis of a mesh as shapes and strides in the list of ranks; an axis that was flattened has several. */
 struct mesh_axis {
     int32_t n;
@@ -39,7 +21,7 @@ static int32_t take_axis_numbers(const struct pickle_tree *tree, pickle_node c, 
 {
     if (pickle_as_i64(tree, c, out))
         return *out >= 0 && *out <= MAX_EXTENT ? 1 : -1;
-    return dtensor_take_numbers(tree, c, MAX_AXIS_PARTS, out);
+    return pickle_take_numbers(tree, c, MAX_AXIS_PARTS, out);
 }
 
 static bool take_axis(const struct pickle_tree *tree, pickle_node shape, pickle_node stride,
@@ -185,7 +167,7 @@ static rsd_status check_coordinates(const struct pickle_tree *tree, pickle_node 
         out->member = false;
         return RSD_OK;
     }
-    int32_t n = dtensor_take_numbers(tree, claimed, RSD_MAX_AXES, coordinates);
+    int32_t n = pickle_take_numbers(tree, claimed, RSD_MAX_AXES, coordinates);
     if (n != out->naxes || !out->member ||
         memcmp(coordinates, out->coordinates, (size_t)n * sizeof *coordinates) != 0)
         return fail(RSD_EMISMATCH,

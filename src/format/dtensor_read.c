@@ -101,13 +101,13 @@ static rsd_status find_nranks(struct dtensor_reader *reader, const struct store_
 /* Returns whether all keys of a state dict begin with "module.", as DistributedDataParallel leaves them. */
 static bool has_module_prefix(const struct pickle_tree *tree, pickle_node root)
 {
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, root));
+    struct pickle_walk walk = pickle_walk_dict(tree, root);
     pickle_node key, value;
     bool any = false;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         char name[64];
         struct slice text = pickle_text(tree, key);
-        snprintf(name, sizeof name, "%.*s", (int)(text.nbytes < 63 ? text.nbytes : 63), text.bytes);
+        snprintf(name, sizeof name, "%.*s", slice_width(text, 63), text.bytes);
         torch_strip_wrappers(name);
         any = true;
         if (pickle_kind(tree, key) != NODE_STRING || strncmp(name, "module.", 7) != 0)
@@ -192,7 +192,7 @@ static rsd_status visit_model(struct dtensor_reader *reader, struct torch_visit 
 static rsd_status visit_extra(struct dtensor_reader *reader, struct torch_visit *visit)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, visit->file->root));
+    struct pickle_walk walk = pickle_walk_dict(tree, visit->file->root);
     pickle_node key, value;
     (void)reader;
     while (pickle_walk_next_pair(&walk, &key, &value)) {

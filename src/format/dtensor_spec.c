@@ -66,11 +66,7 @@ static rsd_status take_wrapped_type(const struct pickle_tree *tree, pickle_node 
     if (!out->dtype)
         return fail(RSD_EUNSUPPORTED, "dtype %s is not supported",
                     pickle_global_text(tree, dtype, text));
-    if (pickle_kind(tree, shape) == NODE_TUPLE && pickle_count(tree, shape) > RSD_MAX_DIMS)
-        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d",
-                    pickle_count(tree, shape), (int)RSD_MAX_DIMS);
-    out->ndim = dtensor_take_numbers(tree, shape, RSD_MAX_DIMS, out->shape);
-    return out->ndim < 0 ? fail(RSD_EFORMAT, "shape of the distributed tensor is invalid") : RSD_OK;
+    return torch_take_shape(tree, shape, &out->ndim, out->shape);
 }
 
 static rsd_status add_rank_box(struct rank_tensor *tensor, size_t *capacity, const int64_t *lo,
@@ -149,7 +145,7 @@ static rsd_status take_cut_order(const struct pickle_tree *tree, pickle_node ord
         if (pickle_kind(tree, pair) != NODE_TUPLE || pickle_count(tree, pair) != 2 ||
             !pickle_as_i64(tree, pickle_item(tree, pair, 0), &dim) || dim <= last || dim >= ndim)
             return fail(RSD_EFORMAT, "shard_order is invalid");
-        int32_t n = dtensor_take_numbers(tree, pickle_item(tree, pair, 1), RSD_MAX_AXES, axes);
+        int32_t n = pickle_take_numbers(tree, pickle_item(tree, pair, 1), RSD_MAX_AXES, axes);
         for (int32_t k = 0; k < n; k++) {
             if (axes[k] >= naxes || placements[axes[k]].kind != RSD_SHARD ||
                 placements[axes[k]].dim != dim || total == naxes)
@@ -321,10 +317,10 @@ static rsd_status add_shard(struct torch_file *file, pickle_node shard, struct r
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     struct torch_view view;
     struct stored_array array;
-    if (dtensor_take_numbers(tree, pickle_attribute(tree, meta, "shard_offsets"), RSD_MAX_DIMS,
-                             lo) != out->ndim ||
-        dtensor_take_numbers(tree, pickle_attribute(tree, meta, "shard_sizes"), RSD_MAX_DIMS,
-                             len) != out->ndim)
+    if (pickle_take_numbers(tree, pickle_attribute(tree, meta, "shard_offsets"), RSD_MAX_DIMS,
+                            lo) != out->ndim ||
+        pickle_take_numbers(tree, pickle_attribute(tree, meta, "shard_sizes"), RSD_MAX_DIMS, len) !=
+            out->ndim)
         return fail(RSD_EFORMAT, "shard has invalid offsets or sizes");
     if (!torch_view_is_tensor(tree, tensor))
         return fail(RSD_EUNSUPPORTED, "shard is not a plain tensor");

@@ -77,11 +77,11 @@ static rsd_status read_args(struct megatron_reader *reader, const struct torch_f
 {
     static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu"};
     const struct pickle_tree *tree = &file->tree;
-    pickle_node dict = pickle_dict_items(tree, file->root), args = pickle_find(tree, dict, "args");
-    struct slice version = pickle_text(tree, pickle_find(tree, dict, "checkpoint_version"));
+    pickle_node args = pickle_find(tree, file->root, "args"),
+                version = pickle_find(tree, file->root, "checkpoint_version");
     double number = 3;
-    if (pickle_kind(tree, pickle_find(tree, dict, "checkpoint_version")) == NODE_FLOAT)
-        memcpy(&number, version.bytes, sizeof number);
+    if (pickle_kind(tree, version) == NODE_FLOAT)
+        memcpy(&number, pickle_text(tree, version).bytes, sizeof number);
     if (number < 3)
         return fail(
             RSD_EUNSUPPORTED,
@@ -426,8 +426,7 @@ static rsd_status add_megatron_tensors(struct megatron_reader *reader, struct to
 static rsd_status visit_chunks(struct megatron_reader *reader, struct torch_visit *visit)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    pickle_node dict = pickle_dict_items(tree, visit->file->root);
-    pickle_node model = pickle_find(tree, dict, "model");
+    pickle_node dict = visit->file->root, model = pickle_find(tree, dict, "model");
     reader->chunk = 0;
     if (model != PICKLE_ABSENT && !pickle_is_dict(tree, model))
         return fail(RSD_EFORMAT, "'model' is not a state dict");

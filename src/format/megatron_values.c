@@ -26,7 +26,7 @@ static bool skips_key(const char *key, bool ranks, bool *random, bool *optimizer
 rsd_status megatron_add_values(struct torch_visit *visit, bool ranks, bool optimizer)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, visit->file->root));
+    struct pickle_walk walk = pickle_walk_dict(tree, visit->file->root);
     pickle_node key, value;
     bool random = false;
     visit->on_tensor = NULL;
@@ -34,16 +34,15 @@ rsd_status megatron_add_values(struct torch_visit *visit, bool ranks, bool optim
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         char text[TORCH_MAX_NAME_NBYTES];
         struct slice name = pickle_text(tree, key);
-        snprintf(text, sizeof text, "%.*s", (int)(name.nbytes < 100 ? name.nbytes : 100),
-                 name.bytes);
+        snprintf(text, sizeof text, "%.*s", slice_width(name, 100), name.bytes);
         if (pickle_kind(tree, key) != NODE_STRING ||
             skips_key(text, ranks, &random, &optimizer, value))
             continue;
         if (strcmp(text, "args") == 0 && pickle_kind(tree, value) == NODE_OBJECT)
             value = pickle_part(tree, value, NODE_STATE);
         if (strcmp(text, "optimizer") == 0 && pickle_is_dict(tree, value) &&
-            pickle_is_dict(tree, pickle_find(tree, pickle_dict_items(tree, value), "optimizer")))
-            value = pickle_find(tree, pickle_dict_items(tree, value), "optimizer");
+            pickle_is_dict(tree, pickle_find(tree, value, "optimizer")))
+            value = pickle_find(tree, value, "optimizer");
         TRY(torch_visit_enter(visit, name, false));
         TRY(torch_visit_run(visit, value));
         torch_visit_leave(visit);

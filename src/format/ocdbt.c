@@ -181,8 +181,7 @@ static rsd_status check_key_order(struct ocdbt_reader *reader, struct slice key)
     size_t n = last->n < key.nbytes ? last->n : key.nbytes;
     int order = n ? memcmp(last->data, key.bytes, n) : 0;
     if (reader->keys->n > 0 && (order > 0 || (order == 0 && last->n >= key.nbytes)))
-        return fail(RSD_EFORMAT, "key '%.*s' is not in order",
-                    (int)(key.nbytes < 200 ? key.nbytes : 200), key.bytes);
+        return fail(RSD_EFORMAT, "key '%.*s' is not in order", slice_width(key, 200), key.bytes);
     last->n = 0;
     bytes_put(last, key.bytes, key.nbytes);
     return last->failed ? RSD_ENOMEM : RSD_OK;
@@ -202,9 +201,8 @@ static rsd_status add_leaf_entry(struct ocdbt_reader *reader, struct tree_node *
         rsd_status status =
             store_check_range(reader->keys->store, value.file, value.offset, value.value_nbytes);
         if (status)
-            return fail_in(status,
-                           "value of '%.*s': %.300s: ", (int)(key.nbytes < 200 ? key.nbytes : 200),
-                           key.bytes, store_file_name(reader->keys->store, value.file));
+            return fail_in(status, "value of '%.*s': %.300s: ", slice_width(key, 200), key.bytes,
+                           store_file_name(reader->keys->store, value.file));
     } else {
         struct slice inside;
         TRY(body_take_slice(&node->body, node->lengths[i], &inside));

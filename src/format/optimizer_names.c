@@ -133,7 +133,7 @@ static rsd_status compare_state_shapes(struct state_shapes *shapes, int64_t numb
 {
     const struct pickle_tree *tree = &shapes->file->tree;
     struct dtensor_reader *reader = shapes->reader;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, state));
+    struct pickle_walk walk = pickle_walk_dict(tree, state);
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct rank_tensor tensor;
@@ -161,7 +161,7 @@ static rsd_status compare_state_shapes(struct state_shapes *shapes, int64_t numb
 static rsd_status read_state_shapes(struct state_shapes *shapes, pickle_node states)
 {
     const struct pickle_tree *tree = &shapes->file->tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
+    struct pickle_walk walk = pickle_walk_dict(tree, states);
     pickle_node key, state;
     while (pickle_walk_next_pair(&walk, &key, &state)) {
         int64_t number = -1;
@@ -243,7 +243,7 @@ static rsd_status visit_states(struct dtensor_reader *reader, struct torch_visit
 {
     const struct pickle_tree *tree = &visit->file->tree;
     const struct optimizer_names *names = &reader->names;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
+    struct pickle_walk walk = pickle_walk_dict(tree, states);
     pickle_node key, state;
     while (pickle_walk_next_pair(&walk, &key, &state)) {
         struct slice name = pickle_text(tree, key);
@@ -278,9 +278,8 @@ static rsd_status visit_part(struct dtensor_reader *reader, struct torch_visit *
 rsd_status optimizer_visit_file(struct dtensor_reader *reader, struct torch_visit *visit)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    pickle_node root = pickle_dict_items(tree, visit->file->root),
-                states = pickle_find(tree, root, "state"),
-                groups = pickle_find(tree, root, "param_groups");
+    pickle_node states = pickle_find(tree, visit->file->root, "state"),
+                groups = pickle_find(tree, visit->file->root, "param_groups");
     if (!pickle_is_dict(tree, states))
         return fail(RSD_EFORMAT, "file has no optimizer state");
     if (!reader->names.known)

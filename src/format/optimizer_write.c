@@ -270,7 +270,7 @@ static rsd_status add_param_group(struct written_optimizer *optimizer,
 {
     TRY(start_param_group(optimizer));
     struct written_group *group = &optimizer->groups[optimizer->ngroups - 1];
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, dict));
+    struct pickle_walk walk = pickle_walk_dict(tree, dict);
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct bytes pickle = {0};
@@ -285,7 +285,7 @@ static rsd_status add_param_group(struct written_optimizer *optimizer,
         bytes_drop(&pickle);
         TRY(status);
     }
-    return add_params(optimizer, tree, pickle_find(tree, pickle_dict_items(tree, dict), "params"));
+    return add_params(optimizer, tree, pickle_find(tree, dict, "params"));
 }
 
 /* Adds all groups, which are one value. */

@@ -24,6 +24,10 @@ struct torch_view {
     bool untyped;
 };
 
+/* Takes a shape. EFORMAT: it is not one. EUNSUPPORTED: it has more than RSD_MAX_DIMS dims. */
+rsd_status torch_take_shape(const struct pickle_tree *tree, pickle_node c, int32_t *ndim,
+                            int64_t *shape);
+
 /* Of a tensor with a storage. Attributes, Parameters and subclasses around it do not matter. */
 bool torch_view_is_tensor(const struct pickle_tree *tree, pickle_node c);
 rsd_status torch_view_read(const struct pickle_tree *tree, pickle_node c, struct torch_view *out);

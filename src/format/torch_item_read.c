@@ -33,20 +33,15 @@ static rsd_status fail_unknown(const struct pickle_tree *tree, const char *what,
                 pickle_global_text(tree, global, text));
 }
 
-static rsd_status take_view_extents(const struct pickle_tree *tree, pickle_node tuple,
-                                    int32_t *ndim, int64_t *out)
+rsd_status torch_take_shape(const struct pickle_tree *tree, pickle_node c, int32_t *ndim,
+                            int64_t *shape)
 {
-    uint32_t n = pickle_count(tree, tuple);
-    if (pickle_kind(tree, tuple) != NODE_TUPLE)
-        return fail_view("has a shape or strides that are not a tuple");
-    if (n > RSD_MAX_DIMS)
-        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
-    for (uint32_t d = 0; d < n; d++)
-        if (!pickle_as_i64(tree, pickle_item(tree, tuple, d), &out[d]) || out[d] < 0 ||
-            out[d] > MAX_EXTENT)
-            return fail_view("has an extent or stride that is not an integer from 0 to 2^62");
-    *ndim = (int32_t)n;
-    return RSD_OK;
+    if (pickle_kind(tree, c) == NODE_TUPLE && pickle_count(tree, c) > RSD_MAX_DIMS)
+        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", pickle_count(tree, c),
+                    (int)RSD_MAX_DIMS);
+    *ndim = pickle_take_numbers(tree, c, RSD_MAX_DIMS, shape);
+    return *ndim >= 0 ? RSD_OK
+                      : fail(RSD_EFORMAT, "shape is not a tuple of integers from 0 to 2^62");
 }
 
 /* Reads the reference to a storage: its key, its class and its number of elements. */
@@ -97,17 +92,17 @@ static rsd_status take_view_args(const struct pickle_tree *tree, pickle_node arg
                                  struct torch_view *view)
 {
     uint32_t n = pickle_count(tree, args), least = v3 ? 7 : 6;
-    int32_t nstrides;
     pickle_node class;
     if (n < least || n > least + 1)
         return fail_view("has a wrong number of arguments");
     TRY(take_view_storage(tree, pickle_item(tree, args, 0), view, &class));
     if (!pickle_as_i64(tree, pickle_item(tree, args, 1), &view->offset) || view->offset < 0)
         return fail_view("has an invalid offset");
-    TRY(take_view_extents(tree, pickle_item(tree, args, 2), &view->ndim, view->shape));
-    TRY(take_view_extents(tree, pickle_item(tree, args, 3), &nstrides, view->strides));
-    if (nstrides != view->ndim)
-        return fail_view("has different numbers of strides and dims");
+    TRY(torch_take_shape(tree, pickle_item(tree, args, 2), &view->ndim, view->shape));
+    if (pickle_take_numbers(tree, pickle_item(tree, args, 3), view->ndim, view->strides) !=
+        view->ndim)
+        return fail(RSD_EFORMAT, "strides are not one integer from 0 to 2^62 for each of %d dims",
+                    (int)view->ndim);
     TRY(take_view_dtype(tree, v3 ? pickle_item(tree, args, 6) : class, v3, view));
     return n > least ? refuse_lazy(tree, pickle_item(tree, args, least)) : RSD_OK;
 }

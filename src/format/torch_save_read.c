@@ -84,7 +84,7 @@ static rsd_status check_model_parallel(const struct torch_file *file)
     static const char *const sizes[] = {"tensor_model_parallel_size",
                                         "pipeline_model_parallel_size", NULL};
     const struct pickle_tree *tree = &file->tree;
-    pickle_node args = pickle_find(tree, pickle_dict_items(tree, file->root), "args");
+    pickle_node args = pickle_find(tree, file->root, "args");
     for (const char *const *size = sizes; *size; size++) {
         int64_t n;
         if (pickle_as_i64(tree, pickle_attribute(tree, args, *size), &n) && n > 1)

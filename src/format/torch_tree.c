@@ -361,7 +361,7 @@ static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pick
 static rsd_status visit_dict(struct torch_visit *visit, pickle_node dict)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    struct pickle_walk walk = pickle_walk(tree, dict);
+    struct pickle_walk walk = pickle_walk_dict(tree, dict);
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value))
         if (pickle_kind(tree, key) == NODE_STRING)
@@ -404,7 +404,7 @@ static rsd_status visit_module_part(struct torch_visit *visit, pickle_node dict,
                                     pickle_node transient)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, dict));
+    struct pickle_walk walk = pickle_walk_dict(tree, dict);
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct slice name = pickle_text(tree, key);
@@ -500,7 +500,7 @@ static rsd_status visit_container(struct torch_visit *visit, pickle_node c)
     if (pickle_is_dict(tree, c)) {
         if (kind != NODE_DICT)
             TRY(has_tensor(visit, pickle_part(tree, c, NODE_STATE), &found));
-        return found ? visit_object(visit, c) : visit_dict(visit, pickle_dict_items(tree, c));
+        return found ? visit_object(visit, c) : visit_dict(visit, c);
     }
     if (kind == NODE_LIST || kind == NODE_TUPLE)
         return has_parts(tree, c, 0) ? visit_list(visit, c) : visit_leaf(visit, c);

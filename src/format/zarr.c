@@ -15,7 +15,7 @@ static void note_refused(struct zarr_array *array, const char *what, struct slic
 {
     if (!*array->refused)
         snprintf(array->refused, sizeof array->refused, "%s%s%.*s", what, name.nbytes ? " " : "",
-                 (int)(name.nbytes < 40 ? name.nbytes : 40), name.bytes);
+                 slice_width(name, 40), name.bytes);
 }
 
 /* ---- dtypes ---- */
@@ -300,8 +300,7 @@ static rsd_status take_codec(struct json *j, struct codec_chain *chain, bool ins
             break;
         if (slice_is(key, "name")) {
             TRY(json_string(j, &text));
-            snprintf(name, sizeof name, "%.*s", (int)(text.nbytes < 39 ? text.nbytes : 39),
-                     text.bytes);
+            snprintf(name, sizeof name, "%.*s", slice_width(text, 39), text.bytes);
             continue;
         }
         if (slice_is(key, "configuration")) {
@@ -352,7 +351,7 @@ static rsd_status take_named(struct json *j, char name[40], const char *wanted, 
             return RSD_OK;
         if (slice_is(key, "name")) {
             TRY(json_string(j, &text));
-            snprintf(name, 40, "%.*s", (int)(text.nbytes < 39 ? text.nbytes : 39), text.bytes);
+            snprintf(name, 40, "%.*s", slice_width(text, 39), text.bytes);
             continue;
         }
         if (!slice_is(key, "configuration")) {

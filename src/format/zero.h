@@ -89,15 +89,6 @@ void zero_list_drop(struct zero_list *list);
 /* Returns NULL if no parameter has the name. */
 struct zero_param *zero_list_find(const struct zero_list *list, struct slice name);
 
-/* Returns the value of a key of a dict or an OrderedDict; PICKLE_ABSENT: it has none. */
-pickle_node zero_find_key(const struct pickle_tree *tree, pickle_node dict, const char *key);
-
-/* Returns how many bytes of a name a message has; for %.*s. */
-static inline int zero_name_nbytes(struct slice name)
-{
-    return (int)(name.nbytes < 300 ? name.nbytes : 300);
-}
-
 /* ---- zero_states.c, zero_universal.c: where the vectors are ---- */
 
 /* Each reads where vectors are, and places the parameters in them: trainable ones of ZeRO, frozen ones of

@@ -139,7 +139,7 @@ static rsd_status read_tag(struct store *store, const char *name, char **tag)
         status = store_fail_in(
             store, file,
             fail(RSD_EFORMAT, "'%.*s' is not the name of a directory beside it; name the directory",
-                 (int)(trimmed.nbytes < 100 ? trimmed.nbytes : 100), trimmed.bytes));
+                 slice_width(trimmed, 100), trimmed.bytes));
     memmove(text, text + begin, trimmed.nbytes);
     text[trimmed.nbytes] = '\0';
     if (status)

@@ -6,28 +6,6 @@
  */
 #include "zero.h"
 
-pickle_node zero_find_key(const struct pickle_tree *tree, pickle_node dict, const char *key)
-{
-    return pickle_is_dict(tree, dict) ? pickle_find(tree, pickle_dict_items(tree, dict), key)
-                                      : PICKLE_ABSENT;
-}
-
-/* Reads a torch.Size. */
-static rsd_status read_shape(const struct pickle_tree *tree, pickle_node node, int32_t *ndim,
-                             int64_t *shape)
-{
-    uint32_t n = pickle_count(tree, node);
-    if (pickle_kind(tree, node) != NODE_TUPLE)
-        return fail(RSD_EFORMAT, "shape is not a torch.Size");
-    if (n > RSD_MAX_DIMS)
-        return fail(RSD_EUNSUPPORTED, "tensor has %u dims; the limit is %d", n, (int)RSD_MAX_DIMS);
-    for (uint32_t d = 0; d < n; d++)
-        if (!pickle_as_i64(tree, pickle_item(tree, node, d), &shape[d]) || shape[d] < 0)
-            return fail(RSD_EFORMAT, "shape has an extent that is not an integer from 0 to 2^62");
-    *ndim = (int32_t)n;
-    return RSD_OK;
-}
-
 /* Returns false if there are more than 2^62 elements. */
 static bool count_elements(int32_t ndim, const int64_t *shape, int64_t *numel)
 {
@@ -76,7 +54,7 @@ static rsd_status add_shapes(struct zero_reader *reader, struct zero_list *list,
                              uint32_t group)
 {
     const struct pickle_tree *tree = &reader->model.tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, dict));
+    struct pickle_walk walk = pickle_walk_dict(tree, dict);
     pickle_node key, node;
     if (!pickle_is_dict(tree, dict))
         return fail(RSD_EFORMAT, "param_shapes is not a list of dicts");
@@ -87,11 +65,11 @@ static rsd_status add_shapes(struct zero_reader *reader, struct zero_list *list,
         if (pickle_kind(tree, key) != NODE_STRING || name.nbytes == 0 ||
             memchr(name.bytes, '\0', name.nbytes))
             return fail(RSD_EFORMAT, "param_shapes has a key that is not a name");
-        rsd_status status = read_shape(tree, node, &ndim, shape);
+        rsd_status status = torch_take_shape(tree, node, &ndim, shape);
         if (!status)
             status = zero_list_add(list, name, ndim, shape, group);
         if (status)
-            return fail_in(status, "param_shapes: %.*s: ", zero_name_nbytes(name), name.bytes);
+            return fail_in(status, "param_shapes: %.*s: ", slice_width(name, 300), name.bytes);
     }
     return RSD_OK;
 }
@@ -100,7 +78,7 @@ static rsd_status add_shapes(struct zero_reader *reader, struct zero_list *list,
 static rsd_status read_param_shapes(struct zero_reader *reader)
 {
     const struct pickle_tree *tree = &reader->model.tree;
-    pickle_node shapes = zero_find_key(tree, reader->model.root, "param_shapes"), dict;
+    pickle_node shapes = pickle_find(tree, reader->model.root, "param_shapes"), dict;
     if (shapes == PICKLE_ABSENT || shapes == PICKLE_NONE)
         return RSD_OK;
     reader->has_shapes = true;
@@ -120,7 +98,7 @@ static rsd_status read_param_shapes(struct zero_reader *reader)
 static rsd_status read_frozen_shapes(struct zero_reader *reader)
 {
     const struct pickle_tree *tree = &reader->model.tree;
-    pickle_node dict = zero_find_key(tree, reader->model.root, "frozen_param_shapes");
+    pickle_node dict = pickle_find(tree, reader->model.root, "frozen_param_shapes");
     if (!reader->files.model_by_rank || !pickle_is_dict(tree, dict))
         return RSD_OK;
     return add_shapes(reader, &reader->frozen, dict, 0);
@@ -130,8 +108,8 @@ static rsd_status read_frozen_shapes(struct zero_reader *reader)
 static rsd_status read_entries(struct zero_reader *reader)
 {
     const struct pickle_tree *tree = &reader->model.tree;
-    pickle_node module = zero_find_key(tree, reader->model.root, "module"), key, node;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, module));
+    pickle_node module = pickle_find(tree, reader->model.root, "module"), key, node;
+    struct pickle_walk walk = pickle_walk_dict(tree, module);
     if (!pickle_is_dict(tree, module) && reader->files.universal)
         return RSD_OK;
     if (!pickle_is_dict(tree, module))

@@ -28,7 +28,7 @@ rsd_status zero_add_tensor(struct zero_reader *reader, const struct zero_list *l
                                  (struct extent){.kind = EXTENT_DENSE, .file = runs->file});
     else if (!status)
         status = flat_set_add_ranges(&list->set, runs, param->at, param->numel);
-    return status ? fail_in(status, "%.*s: ", zero_name_nbytes(name), name.bytes) : RSD_OK;
+    return status ? fail_in(status, "%.*s: ", slice_width(name, 300), name.bytes) : RSD_OK;
 }
 
 /* Adds the parameter under one of its names. */
@@ -37,7 +37,7 @@ static rsd_status add_param_tensor(struct zero_reader *reader, struct zero_list 
 {
     const struct flat_run *runs = zero_find_runs(list, param, 0);
     if (!runs)
-        return fail(RSD_EFORMAT, "%.*s: no file has the parameter", zero_name_nbytes(name),
+        return fail(RSD_EFORMAT, "%.*s: no file has the parameter", slice_width(name, 300),
                     name.bytes);
     param->added = param->added || name.bytes == param->name.bytes;
     return zero_add_tensor(reader, list, param, name, runs);
@@ -114,9 +114,9 @@ static rsd_status read_places(struct zero_reader *reader, struct shared_names *s
 static rsd_status read_shared_names(struct zero_reader *reader, struct shared_names *shared)
 {
     const struct pickle_tree *tree = &reader->model.tree;
-    pickle_node dict = zero_find_key(tree, reader->model.root, "shared_params"), key, owner;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, dict));
-    while (pickle_is_dict(tree, dict) && pickle_walk_next_pair(&walk, &key, &owner)) {
+    pickle_node dict = pickle_find(tree, reader->model.root, "shared_params"), key, owner;
+    struct pickle_walk walk = pickle_walk_dict(tree, dict);
+    while (pickle_walk_next_pair(&walk, &key, &owner)) {
         struct slice name = pickle_text(tree, key);
         if (pickle_kind(tree, key) != NODE_STRING || name.nbytes == 0 ||
             pickle_kind(tree, owner) != NODE_STRING)
@@ -161,7 +161,7 @@ static struct zero_param *find_owner(struct zero_reader *reader, const struct sh
 static rsd_status read_buffer_names(struct zero_reader *reader)
 {
     const struct pickle_tree *tree = &reader->model.tree;
-    pickle_node list = zero_find_key(tree, reader->model.root, "buffer_names"), item;
+    pickle_node list = pickle_find(tree, reader->model.root, "buffer_names"), item;
     struct pickle_walk walk = pickle_walk(tree, list);
     while (pickle_kind(tree, list) == NODE_LIST && pickle_walk_next(&walk, &item))
         if (pickle_kind(tree, item) == NODE_STRING)
@@ -187,7 +187,7 @@ static rsd_status add_stored_entry(struct zero_reader *reader, const struct zero
         return fail(RSD_EFORMAT,
                     "%.*s: the model file has no elements of the parameter, and "
                     "neither param_shapes nor frozen_param_shapes lists it",
-                    zero_name_nbytes(entry->name), entry->name.bytes);
+                    slice_width(entry->name, 300), entry->name.bytes);
     return zero_visit(visit, entry->node, "", entry->name);
 }
 

@@ -39,18 +39,16 @@ static rsd_status add_master_runs(struct partition_file *part, pickle_node list)
 static rsd_status add_group_states(struct partition_file *part, uint32_t group, pickle_node states)
 {
     const struct pickle_tree *tree = &part->file.tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
+    struct pickle_walk walk = pickle_walk_dict(tree, states);
     pickle_node key, value;
-    while (pickle_is_dict(tree, states) && pickle_walk_next_pair(&walk, &key, &value)) {
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct slice name = pickle_text(tree, key);
         if (pickle_kind(tree, key) != NODE_STRING || name.nbytes == 0)
             return fail(RSD_EFORMAT, "optimizer state has a key that is not a name");
         rsd_status status = flat_set_add_state(&part->reader->trained.set, name, group, part->rank,
                                                &part->file, part->index, value);
         if (status)
-            return fail_in(status,
-                           "%.*s of group %u: ", (int)(name.nbytes < 100 ? name.nbytes : 100),
-                           name.bytes, group);
+            return fail_in(status, "%.*s of group %u: ", slice_width(name, 100), name.bytes, group);
     }
     return RSD_OK;
 }
@@ -59,7 +57,7 @@ static rsd_status add_group_states(struct partition_file *part, uint32_t group, 
 static rsd_status read_state_ids(struct partition_file *part, pickle_node optimizer)
 {
     const struct pickle_tree *tree = &part->file.tree;
-    pickle_node groups = zero_find_key(tree, optimizer, "param_groups"), dict, first;
+    pickle_node groups = pickle_find(tree, optimizer, "param_groups"), dict, first;
     struct pickle_walk walk = pickle_walk(tree, groups);
     part->ids = mem_new(part->nvectors, sizeof *part->ids);
     if (!part->ids)
@@ -69,7 +67,7 @@ static rsd_status read_state_ids(struct partition_file *part, pickle_node optimi
         if (part->reader->trained.set.each_cut || pickle_kind(tree, groups) != NODE_LIST ||
             !pickle_walk_next(&walk, &dict))
             continue;
-        pickle_node params = zero_find_key(tree, dict, "params");
+        pickle_node params = pickle_find(tree, dict, "params");
         struct pickle_walk list = pickle_walk(tree, params);
         if (pickle_kind(tree, params) == NODE_LIST && pickle_walk_next(&list, &first))
             pickle_as_i64(tree, first, &part->ids[i]);
@@ -96,7 +94,7 @@ static rsd_status find_state_group(struct partition_file *part, int64_t id, uint
 static rsd_status add_optimizer_states(struct partition_file *part, pickle_node optimizer)
 {
     const struct pickle_tree *tree = &part->file.tree;
-    pickle_node key, value, states = zero_find_key(tree, optimizer, "state");
+    pickle_node key, value, states = pickle_find(tree, optimizer, "state");
     uint32_t group = 0;
     int64_t id;
     if (pickle_kind(tree, optimizer) == NODE_LIST) {
@@ -105,8 +103,8 @@ static rsd_status add_optimizer_states(struct partition_file *part, pickle_node 
             TRY(add_group_states(part, group, value));
         return RSD_OK;
     }
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
-    while (pickle_is_dict(tree, states) && pickle_walk_next_pair(&walk, &key, &value)) {
+    struct pickle_walk walk = pickle_walk_dict(tree, states);
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
         if (!pickle_as_i64(tree, key, &id))
             return fail(RSD_EFORMAT, "optimizer state has a key that is not a number");
         TRY(find_state_group(part, id, &group));
@@ -121,7 +119,7 @@ static rsd_status add_optimizer_states(struct partition_file *part, pickle_node 
 static rsd_status read_partition_count(const struct partition_file *part, int64_t *count)
 {
     const struct pickle_tree *tree = &part->file.tree;
-    pickle_node node = zero_find_key(tree, part->states, "partition_count"), item;
+    pickle_node node = pickle_find(tree, part->states, "partition_count"), item;
     *count = 0;
     if (pickle_kind(tree, node) != NODE_LIST) {
         pickle_as_i64(tree, node, count);
@@ -164,7 +162,7 @@ static rsd_status read_paddings(struct partition_file *part)
 {
     const struct pickle_tree *tree = &part->file.tree;
     struct zero_reader *reader = part->reader;
-    pickle_node groups = zero_find_key(tree, part->states, "param_alignment_paddings"), list, item;
+    pickle_node groups = pickle_find(tree, part->states, "param_alignment_paddings"), list, item;
     struct pickle_walk walk = pickle_walk(tree, groups);
     size_t i = 0;
     if (pickle_kind(tree, groups) != NODE_LIST)
@@ -189,11 +187,11 @@ static rsd_status read_partition(struct partition_file *part, uint32_t *nvectors
 {
     const struct pickle_tree *tree = &part->file.tree;
     struct zero_reader *reader = part->reader;
-    part->states = zero_find_key(tree, part->file.root, "optimizer_state_dict");
-    pickle_node list = zero_find_key(tree, part->states, "fp32_flat_groups");
+    part->states = pickle_find(tree, part->file.root, "optimizer_state_dict");
+    pickle_node list = pickle_find(tree, part->states, "fp32_flat_groups");
     bool each_cut = pickle_kind(tree, list) == NODE_LIST;
     if (!each_cut)
-        list = zero_find_key(tree, part->states, "single_partition_of_fp32_groups");
+        list = pickle_find(tree, part->states, "single_partition_of_fp32_groups");
     if (pickle_kind(tree, list) != NODE_LIST)
         return fail(RSD_EFORMAT, "found no fp32 vectors: neither fp32_flat_groups nor "
                                  "single_partition_of_fp32_groups is a list");
@@ -210,8 +208,8 @@ static rsd_status read_partition(struct partition_file *part, uint32_t *nvectors
         return fail(RSD_EFORMAT, "file has %u groups; that of rank 0 has %u", part->nvectors,
                     *nvectors);
     *nvectors = part->nvectors;
-    pickle_node optimizer = zero_find_key(
-        tree, part->states, each_cut ? "optimizer_state_dict" : "base_optimizer_state");
+    pickle_node optimizer =
+        pickle_find(tree, part->states, each_cut ? "optimizer_state_dict" : "base_optimizer_state");
     TRY(read_state_ids(part, optimizer));
     return add_optimizer_states(part, optimizer);
 }
@@ -249,8 +247,8 @@ static rsd_status add_fragments(struct zero_reader *reader, struct torch_file *f
                                 uint32_t rank)
 {
     const struct pickle_tree *tree = &file->tree;
-    pickle_node dict = zero_find_key(tree, file->root, "frozen_param_fragments"), key, tensor;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, dict));
+    pickle_node dict = pickle_find(tree, file->root, "frozen_param_fragments"), key, tensor;
+    struct pickle_walk walk = pickle_walk_dict(tree, dict);
     if (!pickle_is_dict(tree, dict))
         return fail(RSD_EFORMAT, "frozen_param_fragments is not a dict");
     while (pickle_walk_next_pair(&walk, &key, &tensor)) {
@@ -258,11 +256,11 @@ static rsd_status add_fragments(struct zero_reader *reader, struct torch_file *f
         const struct zero_param *param = zero_list_find(&reader->frozen, name);
         if (!param || !torch_view_is_tensor(tree, tensor))
             return fail(RSD_EFORMAT, "%.*s: fragment is not a tensor of frozen_param_shapes",
-                        zero_name_nbytes(name), name.bytes);
+                        slice_width(name, 300), name.bytes);
         rsd_status status =
             flat_set_add_run(&reader->frozen.set, 0, param->vector, rank, file, index, tensor);
         if (status)
-            return fail_in(status, "%.*s: ", zero_name_nbytes(name), name.bytes);
+            return fail_in(status, "%.*s: ", slice_width(name, 300), name.bytes);
     }
     return RSD_OK;
 }

@@ -17,7 +17,7 @@ enum { MAX_PATH_NBYTES = 4096 };
 /* Finds the tensor of a file, and whether its shape is that of the parameter. */
 static pickle_node find_param_tensor(const struct torch_file *file, bool *shaped)
 {
-    pickle_node param = zero_find_key(&file->tree, file->root, "param");
+    pickle_node param = pickle_find(&file->tree, file->root, "param");
     *shaped = param != PICKLE_ABSENT;
     return *shaped ? param : file->root;
 }
@@ -152,7 +152,7 @@ static rsd_status check_directories(const struct zero_reader *reader)
         if (n == 0)
             return fail(RSD_ENOENT, "%s/%s%szero/%.*s/fp32.pt is missing", reader->store->path,
                         reader->files.directory, *reader->files.directory ? "/" : "",
-                        zero_name_nbytes(name), name.bytes);
+                        slice_width(name, 300), name.bytes);
     }
     return RSD_OK;
 }

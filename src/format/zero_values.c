@@ -189,17 +189,17 @@ static rsd_status add_optimizer_values(struct zero_reader *reader, struct torch_
                                        pickle_node states)
 {
     const struct pickle_tree *tree = &visit->file->tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
-    pickle_node key, value, groups = zero_find_key(tree, states, "param_groups");
+    struct pickle_walk walk = pickle_walk_dict(tree, states);
+    pickle_node key, value, groups = pickle_find(tree, states, "param_groups");
     const char *const optimizers[] = {"base_optimizer_state", "optimizer_state_dict"};
     for (size_t i = 0; i < 2 && groups == PICKLE_ABSENT; i++)
-        groups = zero_find_key(tree, zero_find_key(tree, states, optimizers[i]), "param_groups");
+        groups = pickle_find(tree, pickle_find(tree, states, optimizers[i]), "param_groups");
     visit->context = reader;
     visit->on_value = add_group_value;
     if (groups != PICKLE_ABSENT)
         TRY(zero_visit(visit, groups, "optimizer", (struct slice){"param_groups", 12}));
     visit->on_value = NULL;
-    while (pickle_is_dict(tree, states) && pickle_walk_next_pair(&walk, &key, &value)) {
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct slice text = pickle_text(tree, key);
         if (pickle_kind(tree, key) == NODE_STRING && !is_layout_key(text))
             TRY(zero_visit(visit, value, "optimizer", text));
@@ -213,13 +213,13 @@ static rsd_status add_common_step(struct zero_reader *reader, struct torch_file 
 {
     const struct pickle_tree *tree = &file->tree;
     struct zero_list *list = &reader->trained;
-    pickle_node optimizer = zero_find_key(tree, file->root, "optimizer_state_dict");
-    pickle_node states = zero_find_key(tree, optimizer, "state"), key, value;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, states));
+    pickle_node optimizer = pickle_find(tree, file->root, "optimizer_state_dict");
+    pickle_node states = pickle_find(tree, optimizer, "state"), key, value;
+    struct pickle_walk walk = pickle_walk_dict(tree, states);
     if (list->set.nscalars > 0 || !pickle_is_dict(tree, states) ||
         !pickle_walk_next_pair(&walk, &key, &value))
         return RSD_OK;
-    pickle_node step = zero_find_key(tree, value, "step");
+    pickle_node step = pickle_find(tree, value, "step");
     for (uint32_t i = 0; i < list->n && step != PICKLE_ABSENT; i++)
         TRY(flat_set_add_state(&list->set, (struct slice){"step", 4}, i, 0, file, index, step));
     return RSD_OK;
@@ -240,7 +240,7 @@ static rsd_status add_optimizer_file(struct zero_reader *reader, uint32_t index)
         status = add_optimizer_values(
             reader, &visit,
             reader->files.universal ? file.root
-                                    : zero_find_key(&file.tree, file.root, "optimizer_state_dict"));
+                                    : pickle_find(&file.tree, file.root, "optimizer_state_dict"));
     torch_visit_end(&visit);
     torch_file_close(&file);
     return status ? store_fail_in(reader->store, index, status) : RSD_OK;
@@ -295,7 +295,7 @@ static rsd_status add_plain_state(struct torch_visit *visit, pickle_node c)
 rsd_status zero_add_model_values(struct zero_reader *reader, struct torch_visit *visit)
 {
     const struct pickle_tree *tree = &reader->model.tree;
-    struct pickle_walk walk = pickle_walk(tree, pickle_dict_items(tree, reader->model.root));
+    struct pickle_walk walk = pickle_walk_dict(tree, reader->model.root);
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct slice text = pickle_text(tree, key);

@@ -48,7 +48,7 @@ static rsd_status place_cut_params(struct zero_list *list, uint32_t nvectors)
             return fail(RSD_EFORMAT,
                         "%.*s has %lld elements per rank; sub-group %u of the optimizer files has "
                         "%lld left",
-                        zero_name_nbytes(param->name), param->name.bytes, (long long)each, vector,
+                        slice_width(param->name, 300), param->name.bytes, (long long)each, vector,
                         (long long)(length - at));
         param->vector = vector;
         param->at = at;
@@ -74,7 +74,7 @@ static const char *vector_text(const struct zero_list *list, const struct flat_r
     const char *key = list->set.keys.list[run->state].bytes;
     if (list->by_param)
         snprintf(text, VECTOR_TEXT_NCHARS, "fragment of %.*s",
-                 zero_name_nbytes(list->params[run->group].name),
+                 slice_width(list->params[run->group].name, 300),
                  list->params[run->group].name.bytes);
     else
         snprintf(text, VECTOR_TEXT_NCHARS, "%.100s of group %u", *key ? key : "fp32 vector",
@@ -203,7 +203,7 @@ rsd_status zero_check_fragments(const struct zero_reader *reader)
         if (n == 0)
             return store_fail_in(reader->store, reader->files.model[0],
                                  fail(RSD_EFORMAT, "frozen_param_fragments lacks %.*s",
-                                      zero_name_nbytes(param->name), param->name.bytes));
+                                      slice_width(param->name, 300), param->name.bytes));
         TRY(check_ranks(reader, list, runs, n, reader->files.model));
         TRY(check_equal_lengths(reader, list, runs));
         if (runs->count != each)
