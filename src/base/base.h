@@ -155,6 +155,10 @@ struct slice {
     const char *bytes;
     size_t nbytes;
 };
+static inline struct slice slice_of(const char *text) /* without its NUL */
+{
+    return (struct slice){text, strlen(text)};
+}
 bool slice_is(struct slice slice, const char *text);
 bool slice_begins(struct slice slice, const char *text); /* with the text */
 bool slice_equal(struct slice a, struct slice b);

@@ -97,7 +97,7 @@ bool slice_equal(struct slice a, struct slice b)
 
 char *text_copy(const char *text)
 {
-    return slice_copy((struct slice){text, strlen(text)});
+    return slice_copy(slice_of(text));
 }
 
 char *slice_copy(struct slice slice)

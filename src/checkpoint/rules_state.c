@@ -26,11 +26,6 @@ static int compare_ends(struct slice a, struct slice b)
     return (na > 0) - (nb > 0);
 }
 
-static struct slice slice_of(const char *text)
-{
-    return (struct slice){text, strlen(text)};
-}
-
 static int by_name_end(const void *a, const void *b)
 {
     return compare_ends(slice_of(((const struct named_tensor *)a)->name),

@@ -287,7 +287,7 @@ struct slice pickle_text(const struct pickle_tree *tree, pickle_node c)
     enum pickle_kind kind = pickle_kind(tree, c);
     if ((c & 3) != TAG_NODE ||
         (kind != NODE_STRING && kind != NODE_BYTES && kind != NODE_INT && kind != NODE_FLOAT))
-        return (struct slice){"", 0};
+        return slice_of("");
     return (struct slice){(const char *)(node_of(tree, c) + 1), count_of(node_of(tree, c))};
 }
 

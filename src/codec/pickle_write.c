@@ -55,7 +55,7 @@ void pickle_write_text(struct bytes *out, struct slice text)
 
 void pickle_write_string(struct bytes *out, const char *string)
 {
-    pickle_write_text(out, (struct slice){string, strlen(string)});
+    pickle_write_text(out, slice_of(string));
 }
 
 void pickle_write_global(struct bytes *out, const char *module, const char *name)

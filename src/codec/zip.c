@@ -230,7 +230,7 @@ void zip_close(struct zip *zip)
 static struct slice zip_prefix(const struct zip *zip)
 {
     if (zip->nrecords == 0)
-        return (struct slice){"", 0};
+        return slice_of("");
     struct slice name = zip->records[0].name;
     const char *slash = memchr(name.bytes, '/', name.nbytes);
     return (struct slice){name.bytes, slash ? (size_t)(slash - name.bytes) : 0};

@@ -9,6 +9,8 @@
  */
 #include "rows.h"
 
+#include "pickle.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +47,7 @@ rsd_status catalog_add_name(struct catalog *catalog, struct slice name, const ch
 
 rsd_status catalog_copy_text(struct catalog *catalog, const char *text, const char **out)
 {
-    return text ? catalog_add_name(catalog, (struct slice){text, strlen(text)}, out) : RSD_OK;
+    return text ? catalog_add_name(catalog, slice_of(text), out) : RSD_OK;
 }
 
 static rsd_status add_catalog_coordinates(struct catalog *catalog, const int64_t *values, int32_t n)
@@ -152,6 +154,23 @@ rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct 
     TRY(catalog_add_name(catalog, name, &value.name));
     TRY(GROW(catalog->values, catalog->values_capacity, catalog->nvalues + 1));
     catalog->values[catalog->nvalues++] = value;
+    return RSD_OK;
+}
+
+rsd_status catalog_add_json(struct catalog *catalog, struct slice name, const char *path,
+                            char *json)
+{
+    struct bytes pickle = {0};
+    rsd_status status = json ? pickle_write_json(json, &pickle) : RSD_OK;
+    if (!status)
+        status = catalog_add_value(catalog, name, (struct extent){.kind = EXTENT_NONE}, json);
+    if (status) {
+        mem_free(json);
+        bytes_drop(&pickle);
+        return status;
+    }
+    catalog->values[catalog->nvalues - 1].pickle = pickle;
+    catalog->values[catalog->nvalues - 1].path = path;
     return RSD_OK;
 }
 

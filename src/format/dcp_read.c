@@ -41,11 +41,11 @@ struct metadata_entry {
 struct metadata_reader {
     struct catalog *catalog;
     struct store *store;
+    const char *directory; /* of the metadata and of the data files, in the store */
     struct metadata_part *parts;
     size_t nparts;
     uint64_t boxes_left;            /* that may still be added */
     struct string_map names;        /* to ordinals */
-    struct string_map paths;        /* to numbers of files */
     struct string_map unknown;      /* lists of transforms, to their numbers */
     struct metadata_entry *entries; /* by ordinal, then part */
     size_t nentries, entries_capacity;
@@ -195,37 +195,6 @@ static rsd_status add_metadata_groups(struct metadata_reader *reader)
 
 /* ---- storage ---- */
 
-/* Adds a data file. It is in the directory of the metadata. */
-static rsd_status add_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
-{
-    const char *first = store_file_name(reader->store, reader->parts[0].file);
-    const char *slash = strrchr(first, '/');
-    if (!slash)
-        return store_add_file(reader->store, path, file);
-    TRY(store_check_name(path));
-    size_t n = (size_t)(slash + 1 - first);
-    char *whole = mem_new(n + path.nbytes + 1, 1);
-    if (!whole)
-        return RSD_ENOMEM;
-    memcpy(whole, first, n);
-    memcpy(whole + n, path.bytes, path.nbytes);
-    rsd_status status = store_add_file(reader->store, (struct slice){whole, n + path.nbytes}, file);
-    mem_free(whole);
-    return status;
-}
-
-static rsd_status find_data_file(struct metadata_reader *reader, struct slice path, uint32_t *file)
-{
-    size_t number;
-    if (!string_map_find(&reader->paths, path, &number)) {
-        TRY(add_data_file(reader, path, file));
-        number = *file;
-        TRY(string_map_add(&reader->paths, path, number));
-    }
-    *file = (uint32_t)number;
-    return RSD_OK;
-}
-
 /* Keeps the names of an item's transforms, one of which is unknown. Equal lists are kept once. */
 static rsd_status keep_transforms(struct metadata_reader *reader, struct slice unknown,
                                   struct slice names, struct extent *extent)
@@ -278,7 +247,8 @@ static rsd_status take_storage_info(struct metadata_reader *reader, const struct
     *extent = (struct extent){
         .kind = EXTENT_ITEM, .offset = (uint64_t)offset, .nbytes = (uint64_t)length};
     TRY(take_transforms(reader, tree, pickle_find(tree, state, "transform_descriptors"), extent));
-    return find_data_file(reader, pickle_text(tree, path), &extent->file);
+    return format_add_file(reader->store, reader->directory, pickle_text(tree, path),
+                           &extent->file);
 }
 
 static int by_box_offset(const void *a, const void *b, void *ndim)
@@ -508,10 +478,12 @@ static rsd_status load_metadata_part(struct metadata_reader *reader, uint32_t fi
 
 rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *catalog)
 {
-    struct metadata_reader reader = {.catalog = catalog, .store = store};
+    const char *name = store_file_name(store, first), *slash = strrchr(name, '/');
+    char *directory = slice_copy((struct slice){name, slash ? (size_t)(slash - name) : 0});
+    struct metadata_reader reader = {.catalog = catalog, .store = store, .directory = directory};
     uint32_t n = (uint32_t)store->names.n - first;
     reader.parts = mem_new(n, sizeof *reader.parts);
-    rsd_status status = reader.parts ? RSD_OK : RSD_ENOMEM;
+    rsd_status status = reader.parts && directory ? RSD_OK : RSD_ENOMEM;
     for (uint32_t i = 0; i < n && !status; i++)
         status = load_metadata_part(&reader, first + i, &reader.parts[i]);
     bool parsed = !status;
@@ -526,9 +498,10 @@ rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *ca
     if (status && parsed)
         status = store_fail_in(store, first, status);
     if (!status && pickle_kind(&reader.parts[0].tree, reader.parts[0].planner) != NODE_DICT)
-        status = megatron_read_common(store, first, catalog);
+        status = megatron_read_common(store, directory, catalog);
     for (size_t i = 0; i < reader.nparts; i++)
         pickle_tree_drop(&reader.parts[i].tree);
+    mem_free(directory);
     mem_free(reader.parts);
     mem_free(reader.entries);
     mem_free(reader.number);
@@ -536,7 +509,6 @@ rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *ca
         mem_free(reader.sorted[i]);
     mem_free(reader.sorted);
     string_map_drop(&reader.names);
-    string_map_drop(&reader.paths);
     string_map_drop(&reader.unknown);
     return status;
 }

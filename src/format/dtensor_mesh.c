@@ -101,7 +101,7 @@ static rsd_status find_mesh_rank(struct torch_file *file, pickle_node tensor, in
     if (!record)
         return RSD_ENOMEM;
     rsd_status status =
-        store_read(file->range.store, file->range.file, array.offset, record, (size_t)array.nbytes);
+        store_read(file->store, file->index, array.offset, record, (size_t)array.nbytes);
     if (!status && !budget_take((uint64_t)n))
         status = budget_fail();
     if (!status)

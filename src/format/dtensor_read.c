@@ -25,8 +25,9 @@ enum { MAX_CONFIG_NBYTES = 1 << 20, MOST_MISSING = 8 };
 /* ---- the configuration ---- */
 
 /* Reads the version of FSDP and the number of ranks. Other keys are ignored. */
-static rsd_status parse_config(struct json *j, struct dtensor_reader *reader)
+static rsd_status parse_config(struct json *j, void *context)
 {
+    struct dtensor_reader *reader = context;
     struct slice key;
     bool more;
     TRY(json_enter(j, '{'));
@@ -34,7 +35,7 @@ static rsd_status parse_config(struct json *j, struct dtensor_reader *reader)
         uint64_t number;
         TRY(json_next_key(j, &key, &more));
         if (!more)
-            return json_end(j);
+            return RSD_OK;
         bool version = slice_is(key, "FSDP_version"), world = slice_is(key, "world_size");
         if (!version && !world) {
             TRY(json_skip(j));
@@ -52,23 +53,13 @@ static rsd_status read_config(struct dtensor_reader *reader, const struct store_
 {
     static const char name[] = "fsdp_config.json";
     uint32_t file;
-    char *text;
-    size_t n;
-    struct json j;
     bool found = false;
     for (size_t i = 0; i < listing->n; i++)
         found = found || strcmp(listing->entries[i].name, name) == 0;
     if (!found)
         return RSD_OK;
-    TRY(store_add_file(reader->store, (struct slice){name, strlen(name)}, &file));
-    rsd_status status = store_load(reader->store, file, MAX_CONFIG_NBYTES, &text, &n);
-    if (!status) {
-        json_start(&j, text, n);
-        status = parse_config(&j, reader);
-        json_drop(&j);
-        mem_free(text);
-    }
-    return status ? store_fail_in(reader->store, file, status) : RSD_OK;
+    TRY(store_add_file(reader->store, slice_of(name), &file));
+    return format_parse_json(reader->store, file, MAX_CONFIG_NBYTES, parse_config, reader);
 }
 
 /* Finds the number of ranks: that of the configuration, or the only one in the names of the files. */
@@ -151,14 +142,14 @@ static rsd_status add_rank_tensor(struct torch_visit *visit, pickle_node c)
         if (reader->module_prefix && strncmp(name, "module.", 7) == 0)
             memmove(name, name + 7, strlen(name + 7) + 1);
     }
-    struct slice short_name = {name, strlen(name)};
+    struct slice short_name = slice_of(name);
     TRY(rank_tensor_read(visit->file, c, reader->rank, &reader->mesh, &tensor));
     rsd_status status = RSD_OK;
     if (!string_map_find(&reader->parts.names, short_name, &known))
         status = find_path(visit, name, &path);
     if (!status)
-        status =
-            rank_parts_add(&reader->parts, short_name, path, reader->rank, visit->index, &tensor);
+        status = rank_parts_add(&reader->parts, short_name, path, reader->rank, visit->file->index,
+                                &tensor);
     if (!status && reader->in_model)
         status = optimizer_names_add(&reader->names, reader->parts.ntensors, &tensor);
     rank_tensor_drop(&tensor);
@@ -178,10 +169,11 @@ static rsd_status add_rank_value(struct torch_visit *visit, pickle_node c)
 
 /* ---- files ---- */
 
-typedef rsd_status visit_file(struct dtensor_reader *reader, struct torch_visit *visit);
+typedef rsd_status visit_file(struct torch_visit *visit);
 
-static rsd_status visit_model(struct dtensor_reader *reader, struct torch_visit *visit)
+static rsd_status visit_model(struct torch_visit *visit)
 {
+    struct dtensor_reader *reader = visit->context;
     struct torch_file *file = visit->file;
     if (reader->first_file)
         reader->module_prefix = has_module_prefix(&file->tree, file->root);
@@ -189,19 +181,16 @@ static rsd_status visit_model(struct dtensor_reader *reader, struct torch_visit 
 }
 
 /* Visits the values of an extra_state file, but the states of random numbers. */
-static rsd_status visit_extra(struct dtensor_reader *reader, struct torch_visit *visit)
+static rsd_status visit_extra(struct torch_visit *visit)
 {
     const struct pickle_tree *tree = &visit->file->tree;
     struct pickle_walk walk = pickle_walk_dict(tree, visit->file->root);
     pickle_node key, value;
-    (void)reader;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct slice name = pickle_text(tree, key);
         if (slice_is(name, "rng") || pickle_kind(tree, key) != NODE_STRING)
             continue; /* each rank has its own */
-        TRY(torch_visit_enter(visit, name, false));
-        TRY(torch_visit_run(visit, value));
-        torch_visit_leave(visit);
+        TRY(torch_visit_part(visit, name, value));
     }
     return RSD_OK;
 }
@@ -209,20 +198,12 @@ static rsd_status visit_extra(struct dtensor_reader *reader, struct torch_visit 
 /* Reads one file, and visits its tensors and values with `run`. */
 static rsd_status read_rank_file(struct dtensor_reader *reader, uint32_t index, visit_file *run)
 {
-    struct torch_file file;
-    struct torch_visit visit;
-    rsd_status status = torch_file_open(&file, reader->store, index);
-    if (!status) {
-        reader->mesh = (struct mesh_cache){0};
-        torch_visit_start(&visit, &file, reader->parts.catalog, index);
-        visit.context = reader;
-        visit.on_tensor = add_rank_tensor;
-        visit.on_value = add_rank_value;
-        status = run(reader, &visit);
-        torch_visit_end(&visit);
-        torch_file_close(&file);
-    }
-    return status ? store_fail_in(reader->store, index, status) : RSD_OK;
+    struct torch_visit visit = {.catalog = reader->parts.catalog,
+                                .on_tensor = add_rank_tensor,
+                                .on_value = add_rank_value,
+                                .context = reader};
+    reader->mesh = (struct mesh_cache){0};
+    return torch_visit_file(&visit, reader->store, index, run);
 }
 
 /* Reads the files of all ranks that have one. */

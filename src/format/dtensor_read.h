@@ -33,7 +33,7 @@ rsd_status optimizer_names_finish(struct optimizer_names *names, const struct ra
 void optimizer_names_drop(struct optimizer_names *names);
 
 /* Visits the optimizer file of a rank. The first file decides on the names. */
-rsd_status optimizer_visit_file(struct dtensor_reader *reader, struct torch_visit *visit);
+rsd_status optimizer_visit_file(struct torch_visit *visit);
 
 /* Says whether a value is the list of the numbers of a parameter group, and the names are known. */
 bool optimizer_has_names(const struct dtensor_reader *reader, struct slice value);

@@ -21,7 +21,7 @@ static const char spec_module[] = "torch.distributed.tensor._dtensor_spec";
 
 void dtensor_put_text(struct bytes *out, const char *text)
 {
-    pickle_write_text(out, (struct slice){text, strlen(text)});
+    pickle_write_text(out, slice_of(text));
 }
 
 /* Starts an object of a class, whose state follows. */

@@ -40,7 +40,7 @@ static bool is_dense_view(const struct torch_view *view)
 }
 
 rsd_status flat_set_add_run(struct flat_set *set, uint32_t state, uint32_t group, uint32_t rank,
-                            struct torch_file *file, uint32_t index, pickle_node tensor)
+                            struct torch_file *file, pickle_node tensor)
 {
     struct torch_view view;
     struct stored_array array;
@@ -55,7 +55,7 @@ rsd_status flat_set_add_run(struct flat_set *set, uint32_t state, uint32_t group
     set->runs[set->nruns++] = (struct flat_run){.state = state,
                                                 .group = group,
                                                 .rank = rank,
-                                                .file = index,
+                                                .file = file->index,
                                                 .dtype = view.dtype,
                                                 .array = (uint32_t)catalog->narrays,
                                                 .count = box_volume(view.ndim, view.shape)};
@@ -109,8 +109,7 @@ static void reverse_bytes(unsigned char *bytes, size_t n)
     }
 }
 
-rsd_status flat_read_scalar(struct torch_file *file, uint32_t index, pickle_node tensor,
-                            char **json)
+rsd_status flat_read_scalar(struct torch_file *file, pickle_node tensor, char **json)
 {
     struct torch_view view;
     struct stored_array array;
@@ -119,7 +118,7 @@ rsd_status flat_read_scalar(struct torch_file *file, uint32_t index, pickle_node
     *json = NULL;
     TRY(torch_file_find_tensor(file, tensor, &view, &array));
     size_t n = rsd_dtype_nbytes(view.dtype);
-    TRY(store_read(file->range.store, index, array.offset + (uint64_t)array.base, bytes, n));
+    TRY(store_read(file->store, file->index, array.offset + (uint64_t)array.base, bytes, n));
     if (array.big_endian)
         reverse_bytes(bytes, n);
     if (add_scalar_text(view.dtype, bytes, &text))
@@ -143,7 +142,7 @@ static rsd_status add_flat_scalar(struct flat_set *set, uint32_t state, uint32_t
 }
 
 rsd_status flat_set_add_state(struct flat_set *set, struct slice key, uint32_t group, uint32_t rank,
-                              struct torch_file *file, uint32_t index, pickle_node value)
+                              struct torch_file *file, pickle_node value)
 {
     struct torch_view view;
     uint32_t state;
@@ -153,12 +152,11 @@ rsd_status flat_set_add_state(struct flat_set *set, struct slice key, uint32_t g
     if (tensor) {
         TRY(torch_view_read(&file->tree, value, &view));
         if (view.ndim > 0)
-            return flat_set_add_run(set, state, group, rank, file, index, value);
+            return flat_set_add_run(set, state, group, rank, file, value);
     }
     if (rank > 0)
         return RSD_OK;
-    TRY(tensor ? flat_read_scalar(file, index, value, &json)
-               : pickle_to_json(&file->tree, value, &json));
+    TRY(tensor ? flat_read_scalar(file, value, &json) : pickle_to_json(&file->tree, value, &json));
     return json ? add_flat_scalar(set, state, group, json) : RSD_OK;
 }
 

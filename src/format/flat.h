@@ -40,17 +40,16 @@ rsd_status flat_set_find_state(struct flat_set *set, struct slice key, uint32_t 
 
 /* Adds a tensor of a file, whose record is added to the catalog. EUNSUPPORTED: its elements are not in row-major order without gaps. */
 rsd_status flat_set_add_run(struct flat_set *set, uint32_t state, uint32_t group, uint32_t rank,
-                            struct torch_file *file, uint32_t index, pickle_node tensor);
+                            struct torch_file *file, pickle_node tensor);
 
 /* Adds what a node of a file says of a state: a tensor with dims is a run; a number is a scalar, which only
  * rank 0 adds. Any other value is left out. */
 rsd_status flat_set_add_state(struct flat_set *set, struct slice key, uint32_t group, uint32_t rank,
-                              struct torch_file *file, uint32_t index, pickle_node value);
+                              struct torch_file *file, pickle_node value);
 
 /* Reads the element of a tensor without dims as JSON, which the caller frees with rsd_free. *json is NULL if
  * it is not a finite number. */
-rsd_status flat_read_scalar(struct torch_file *file, uint32_t index, pickle_node tensor,
-                            char **json);
+rsd_status flat_read_scalar(struct torch_file *file, pickle_node tensor, char **json);
 
 /* Sorts the runs. EFORMAT: a rank has a state twice. */
 rsd_status flat_set_finish(struct flat_set *set);

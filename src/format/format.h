@@ -112,6 +112,11 @@ rsd_status catalog_add_range(struct catalog *catalog, int64_t begin, int64_t cou
 rsd_status catalog_add_value(struct catalog *catalog, struct slice name, struct extent extent,
                              char *json); /* takes json over on success */
 
+/* Adds a value without an extent, and takes its JSON over, also on failure. NULL: the value is not plain. path: in the
+ * catalog, or NULL. */
+rsd_status catalog_add_json(struct catalog *catalog, struct slice name, const char *path,
+                            char *json);
+
 /* Adds a sentence about what the checkpoint has and the catalog does not. It names the file. */
 rsd_status catalog_add_note(struct catalog *catalog, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

@@ -101,7 +101,7 @@ static rsd_status add_files(struct store *store, const struct store_listing *lis
         const struct store_entry *entry = &listing->entries[i];
         if (!entry->directory && guess.sureness > 0 &&
             guess.format->probe(listing, entry, start) == guess.sureness)
-            TRY(store_add_file(store, (struct slice){entry->name, strlen(entry->name)}, &file));
+            TRY(store_add_file(store, slice_of(entry->name), &file));
     }
     return RSD_OK;
 }
@@ -158,7 +158,7 @@ static rsd_status open_one_file(rsd_checkpoint *checkpoint, const char *path,
     uint64_t nbytes;
     uint32_t file;
     const char *name = listing->entries[0].name;
-    TRY(store_add_file(store, (struct slice){name, strlen(name)}, &file));
+    TRY(store_add_file(store, slice_of(name), &file));
     rsd_status status = store_stat(store, file, &nbytes, NULL);
     struct slice start = {bytes, nbytes < sizeof bytes ? (size_t)nbytes : sizeof bytes};
     if (!status)
@@ -180,7 +180,7 @@ static rsd_status open_one_file(rsd_checkpoint *checkpoint, const char *path,
 static rsd_status open_metadata(rsd_checkpoint *checkpoint, const rsd_open_options *options)
 {
     const char *name = options->metadata;
-    struct slice one = {name, strlen(name)};
+    struct slice one = slice_of(name);
     uint32_t file;
     if (store_check_name(one))
         return fail(RSD_EINVAL, "'%s' is not the name of a file in %s", name,

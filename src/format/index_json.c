@@ -1,4 +1,4 @@
-/* index_json.c - the index of a checkpoint in several files, as Hugging Face writes it.
+/* index_json.c - files of JSON, and the index of a checkpoint in several files, as Hugging Face writes it.
  *
  *     {"metadata": {"total_size": 28}, "weight_map": {"a": "model-00001-of-00002.safetensors", ...}}
  *
@@ -12,13 +12,31 @@
 
 enum { MAX_INDEX_NBYTES = 1 << 30 };
 
-/* Adds the files that a weight_map names, each once. */
-static rsd_status add_weight_map_files(struct json *j, struct string_map *known,
-                                       struct store *store)
+rsd_status format_parse_json(struct store *store, uint32_t file, uint64_t limit,
+                             rsd_status (*parse)(struct json *j, void *context), void *context)
+{
+    struct json j;
+    char *text;
+    size_t n;
+    rsd_status status = store_load(store, file, limit, &text, &n);
+    if (!status) {
+        json_start(&j, text, n);
+        status = parse(&j, context);
+        if (!status)
+            status = json_end(&j);
+        json_drop(&j);
+        mem_free(text);
+    }
+    return status ? store_fail_in(store, file, status) : RSD_OK;
+}
+
+/* ---- reading ---- */
+
+/* Adds the files that a weight_map names. */
+static rsd_status add_weight_map_files(struct json *j, struct store *store)
 {
     struct slice key, name;
     bool more;
-    size_t number;
     uint32_t file;
     TRY(json_enter(j, '{'));
     for (;;) {
@@ -26,41 +44,31 @@ static rsd_status add_weight_map_files(struct json *j, struct string_map *known,
         if (!more)
             return RSD_OK;
         TRY(json_string(j, &name));
-        if (string_map_find(known, name, &number))
-            continue;
         rsd_status status = store_add_file(store, name, &file);
         if (status)
             return fail_in(status, "byte %zu: ", j->at);
-        TRY(string_map_add(known, store->names.list[file], file));
+    }
+}
+
+/* Reads an index. The context is the store. */
+static rsd_status take_index(struct json *j, void *context)
+{
+    struct slice key;
+    bool more, mapped = false;
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &key, &more));
+        if (!more)
+            return mapped ? RSD_OK : fail(RSD_EFORMAT, "index has no weight_map");
+        bool map = slice_is(key, "weight_map");
+        TRY(map ? add_weight_map_files(j, context) : json_skip(j));
+        mapped = mapped || map;
     }
 }
 
 rsd_status index_add_files(struct store *store, uint32_t index)
 {
-    char *text;
-    size_t n;
-    struct json j;
-    struct slice key;
-    bool more, mapped = false;
-    struct string_map known = {0};
-    rsd_status status = store_load(store, index, MAX_INDEX_NBYTES, &text, &n);
-    if (status)
-        return store_fail_in(store, index, status);
-    json_start(&j, text, n);
-    status = json_enter(&j, '{');
-    while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
-        bool map = slice_is(key, "weight_map");
-        status = map ? add_weight_map_files(&j, &known, store) : json_skip(&j);
-        mapped = mapped || map;
-    }
-    if (!status)
-        status = json_end(&j);
-    if (!status && !mapped)
-        status = fail(RSD_EFORMAT, "index has no weight_map");
-    json_drop(&j);
-    mem_free(text);
-    string_map_drop(&known);
-    return status ? store_fail_in(store, index, status) : RSD_OK;
+    return format_parse_json(store, index, MAX_INDEX_NBYTES, take_index, store);
 }
 
 /* ---- writing ---- */

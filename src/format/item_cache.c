@@ -142,7 +142,7 @@ rsd_status archive_locate(const rsd_checkpoint *checkpoint, const struct extent 
     *view = (struct torch_view){0};
     *array = (struct stored_array){0};
     rsd_status status = torch_item_locate(checkpoint->store, extent, view, array);
-    view->key = (struct slice){"", 0}; /* it was in the tree */
+    view->key = slice_of(""); /* it was in the tree */
     if (extent->nbytes > LARGE_NBYTES && extent->nbytes - LARGE_NBYTES > array->nbytes &&
         is_lasting(status))
         TRY(keep_archive(cache, extent, view, array, status));

@@ -33,7 +33,7 @@ static rsd_status open_part(struct joined_reader *reader, const char *path, cons
     struct store_listing listing = {0};
     const char *file;
     rsd_open_options options = {.struct_nbytes = sizeof options, .as_is = 1};
-    TRY(store_add_file(reader->store, (struct slice){name, strlen(name)}, &part->file));
+    TRY(store_add_file(reader->store, slice_of(name), &part->file));
     TRY(store_open(path, reader->storage, &part->checkpoint.store, &file));
     rsd_status status = store_listing_add(&listing, "", name, false);
     if (!status)
@@ -138,8 +138,8 @@ static rsd_status add_joined_part(struct joined_reader *reader, const struct sto
     }
     rsd_free(shards);
     if (!status)
-        status = rank_parts_add(&reader->parts, (struct slice){first->name, strlen(first->name)},
-                                first->path, (int64_t)rank, file->file, &tensor);
+        status = rank_parts_add(&reader->parts, slice_of(first->name), first->path, (int64_t)rank,
+                                file->file, &tensor);
     rank_tensor_drop(&tensor);
     return status;
 }
@@ -219,8 +219,7 @@ static rsd_status move_values(struct joined_reader *reader)
         TRY(note_different_value(reader, r));
     for (size_t i = 0; i < first->nvalues; i++) {
         struct stored_value *from = &first->values[i];
-        TRY(catalog_add_value(whole, (struct slice){from->name, strlen(from->name)}, from->extent,
-                              from->json));
+        TRY(catalog_add_value(whole, slice_of(from->name), from->extent, from->json));
         struct stored_value *value = &whole->values[whole->nvalues - 1];
         value->pickle = from->pickle;
         from->json = NULL;

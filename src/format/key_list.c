@@ -83,30 +83,6 @@ rsd_status key_list_add_directory(struct key_list *keys)
     return add_directory(keys, directory, *directory ? strlen(directory) + 1 : 0, 0);
 }
 
-/* The store may have a file already, since it was found in the directory. */
-static rsd_status add_store_file(struct store *store, struct slice name, uint32_t *file)
-{
-    for (uint32_t i = 0; i < store->names.n && i < 2; i++)
-        if (slice_equal(store->names.list[i], name)) {
-            *file = i;
-            return RSD_OK;
-        }
-    return store_add_file(store, name, file);
-}
-
-rsd_status key_list_add_file(struct key_list *keys, struct slice name, uint32_t *file)
-{
-    struct bytes path = {0};
-    bytes_put(&path, keys->directory, strlen(keys->directory));
-    if (path.n > 0)
-        bytes_put(&path, "/", 1);
-    bytes_put(&path, name.bytes, name.nbytes);
-    struct slice full = {(const char *)path.data, path.n};
-    rsd_status status = path.failed ? RSD_ENOMEM : add_store_file(keys->store, full, file);
-    bytes_drop(&path);
-    return status;
-}
-
 /* ---- values ---- */
 
 rsd_status key_list_find_value(struct key_list *keys, size_t index)
@@ -114,7 +90,7 @@ rsd_status key_list_find_value(struct key_list *keys, size_t index)
     struct stored_key *key = &keys->list[index];
     if (!key->by_name)
         return RSD_OK;
-    TRY(key_list_add_file(keys, key_list_text(keys, index), &key->file));
+    TRY(format_add_file(keys->store, keys->directory, key_list_text(keys, index), &key->file));
     TRY(store_stat(keys->store, key->file, &key->value_nbytes, NULL));
     key->by_name = false;
     return RSD_OK;

@@ -101,8 +101,7 @@ static rsd_status add_rank_file(struct store *store, struct megatron_files *file
     if (!status) {
         struct megatron_file *file = &files->list[files->n++];
         *file = (struct megatron_file){.numbers = {numbers[0], numbers[1], numbers[2]}};
-        status =
-            store_add_file(store, (struct slice){found->name, strlen(found->name)}, &file->index);
+        status = store_add_file(store, slice_of(found->name), &file->index);
     }
     store_listing_drop(&listing);
     return status;
@@ -117,7 +116,7 @@ static rsd_status add_rank_files(struct store *store, struct megatron_files *fil
         const char *name = listing->entries[i].name;
         int32_t n = parse_rank_directory(listing->entries[i].base, numbers);
         if (strcmp(listing->entries[i].base, ".metadata") == 0)
-            return store_add_file(store, (struct slice){name, strlen(name)}, &files->metadata);
+            return store_add_file(store, slice_of(name), &files->metadata);
         if (n == 0 || !listing->entries[i].directory)
             continue;
         if (files->n > 0 && n != files->nnumbers)

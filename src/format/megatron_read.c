@@ -48,8 +48,6 @@ struct megatron_reader {
     size_t nplain, plain_capacity;
 };
 
-typedef rsd_status read_chunk(struct megatron_reader *reader, struct torch_visit *visit);
-
 /* ---- args ---- */
 
 static int64_t find_number(const struct pickle_tree *tree, pickle_node args, const char *name)
@@ -73,13 +71,16 @@ static rsd_status check_expert_ranks(const struct megatron_args *args)
 }
 
 /* Reads the numbers of ranks, layers and experts from the arguments that the checkpoint keeps. */
-static rsd_status read_args(struct megatron_reader *reader, const struct torch_file *file)
+static rsd_status read_args(struct torch_visit *visit)
 {
     static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu"};
-    const struct pickle_tree *tree = &file->tree;
-    pickle_node args = pickle_find(tree, file->root, "args"),
-                version = pickle_find(tree, file->root, "checkpoint_version");
+    struct megatron_reader *reader = visit->context;
+    const struct pickle_tree *tree = &visit->file->tree;
+    pickle_node args = pickle_find(tree, visit->file->root, "args"),
+                version = pickle_find(tree, visit->file->root, "checkpoint_version");
     double number = 3;
+    if (!pickle_is_dict(tree, visit->file->root))
+        return fail(RSD_EFORMAT, "file is not a dict");
     if (pickle_kind(tree, version) == NODE_FLOAT)
         memcpy(&number, pickle_text(tree, version).bytes, sizeof number);
     if (number < 3)
@@ -169,14 +170,6 @@ static rsd_status count_layer(struct torch_visit *visit, pickle_node c)
 static rsd_status skip_model_value(struct torch_visit *visit, pickle_node c)
 {
     (void)visit, (void)c;
-    return RSD_OK;
-}
-
-static rsd_status count_layers(struct megatron_reader *reader, struct torch_visit *visit)
-{
-    visit->context = reader;
-    visit->on_tensor = count_layer;
-    visit->on_value = skip_model_value;
     return RSD_OK;
 }
 
@@ -412,19 +405,12 @@ static rsd_status add_model_value(struct torch_visit *visit, pickle_node c)
     return torch_visit_add_value(visit, c);
 }
 
-static rsd_status add_megatron_tensors(struct megatron_reader *reader, struct torch_visit *visit)
-{
-    visit->context = reader;
-    visit->on_tensor = add_megatron_tensor;
-    visit->on_value = add_model_value;
-    return RSD_OK;
-}
-
 /* ---- files ---- */
 
 /* Visits the state dicts of a file: `model`, or model0, model1, ... */
-static rsd_status visit_chunks(struct megatron_reader *reader, struct torch_visit *visit)
+static rsd_status visit_chunks(struct torch_visit *visit)
 {
+    struct megatron_reader *reader = visit->context;
     const struct pickle_tree *tree = &visit->file->tree;
     pickle_node dict = visit->file->root, model = pickle_find(tree, dict, "model");
     reader->chunk = 0;
@@ -446,43 +432,25 @@ static rsd_status visit_chunks(struct megatron_reader *reader, struct torch_visi
     return reader->chunk > 0 ? RSD_OK : fail(RSD_EFORMAT, "file has neither 'model' nor 'model0'");
 }
 
-/* Reads the file of one rank. `start` prepares the visit; with `values`, what is not a tensor is added too. */
-static rsd_status read_rank(struct megatron_reader *reader, size_t number, read_chunk *start,
-                            bool values)
+/* Adds what the first file has: tensors, and what is not a tensor. */
+static rsd_status visit_first_file(struct torch_visit *visit)
 {
-    struct torch_file file;
-    struct torch_visit visit;
-    reader->file = &reader->files.list[number];
-    reader->rank = (int64_t)number;
-    uint32_t index = reader->file->index;
-    rsd_status status = torch_file_open(&file, reader->store, index);
-    if (!status) {
-        torch_visit_start(&visit, &file, reader->catalog, index);
-        status = start(reader, &visit);
-        if (!status)
-            status = visit_chunks(reader, &visit);
-        if (!status && values)
-            status = megatron_add_values(&visit, true, reader->files.distributed_optimizer);
-        torch_visit_end(&visit);
-        torch_file_close(&file);
-    }
-    return status ? store_fail_in(reader->store, index, status) : RSD_OK;
+    const struct megatron_reader *reader = visit->context;
+    TRY(visit_chunks(visit));
+    return megatron_add_values(visit, true, reader->files.distributed_optimizer);
 }
 
-/* Reads args of the first file, which says how many ranks there are. */
-static rsd_status read_first_args(struct megatron_reader *reader)
+/* Reads the file of one rank. With `count`, its layers are only counted. */
+static rsd_status read_rank(struct megatron_reader *reader, size_t number, bool count)
 {
-    struct torch_file file;
-    uint32_t index = reader->files.list[0].index;
-    rsd_status status = torch_file_open(&file, reader->store, index);
-    if (!status) {
-        if (pickle_is_dict(&file.tree, file.root))
-            status = read_args(reader, &file);
-        else
-            status = fail(RSD_EFORMAT, "file is not a dict");
-        torch_file_close(&file);
-    }
-    return status ? store_fail_in(reader->store, index, status) : RSD_OK;
+    struct torch_visit visit = {.catalog = reader->catalog,
+                                .on_tensor = count ? count_layer : add_megatron_tensor,
+                                .on_value = count ? skip_model_value : add_model_value,
+                                .context = reader};
+    reader->file = &reader->files.list[number];
+    reader->rank = (int64_t)number;
+    return torch_visit_file(&visit, reader->store, reader->file->index,
+                            count || number > 0 ? visit_chunks : visit_first_file);
 }
 
 /* Reads all ranks, in two passes: the first counts layers, so that the second can number them. */
@@ -490,17 +458,18 @@ static rsd_status read_ranks(struct megatron_reader *reader)
 {
     size_t hole;
     char box[BOX_TEXT_NCHARS];
-    TRY(read_first_args(reader));
+    struct torch_visit first = {.context = reader};
+    TRY(torch_visit_file(&first, reader->store, reader->files.list[0].index, read_args));
     TRY(megatron_assign_ranks(reader->store, &reader->files, &reader->args));
     const struct megatron_file *last = &reader->files.list[reader->files.n - 1];
     reader->ntensor = last->tensor + 1;
     reader->nstages = last->stage + 1;
     for (size_t i = 0; i < reader->files.n; i++)
         if (reader->files.list[i].tensor == 0 && reader->files.list[i].expert == 0)
-            TRY(read_rank(reader, i, count_layers, false));
+            TRY(read_rank(reader, i, true));
     TRY(check_layers(reader));
     for (size_t i = 0; i < reader->files.n; i++)
-        TRY(read_rank(reader, i, add_megatron_tensors, i == 0));
+        TRY(read_rank(reader, i, false));
     rsd_status status = rank_parts_finish(&reader->parts, &hole, box);
     if (!status && hole != SIZE_MAX)
         status =

@@ -131,7 +131,7 @@ struct megatron_rule megatron_rules_find(const struct megatron_rules *rules, con
         if (regexec(&rules->list[i].regex, name, 0, NULL, 0) == 0)
             return rules->list[i].rule;
     /* Experts that are computed together number their weights: linear_fc1.weight3. */
-    struct slice text = {name, strlen(name)};
+    struct slice text = slice_of(name);
     size_t n = text.nbytes;
     while (n > 0 && name[n - 1] >= '0' && name[n - 1] <= '9')
         n--;

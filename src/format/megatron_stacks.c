@@ -73,7 +73,7 @@ static void reorder_state_name(char *name, const struct string_map *params)
     start += strlen("optimizer.state.");
     char *dot = strchr(start, '.');
     if (!dot || (size_t)(dot - start) >= sizeof key ||
-        !string_map_find(params, (struct slice){dot + 1, strlen(dot + 1)}, &number))
+        !string_map_find(params, slice_of(dot + 1), &number))
         return;
     size_t nkey = (size_t)(dot - start), nparam = strlen(dot + 1);
     memcpy(key, start, nkey);
@@ -133,8 +133,8 @@ static rsd_status derive_layer(struct stack_change *change, size_t index, int64_
         TRY(make_layer_name(tensor->name, layer, &change->params, name));
         text = name;
     }
-    TRY(catalog_add_tensor(catalog, (struct slice){text, strlen(text)}, tensor->dtype,
-                           tensor->ndim - first, region.len + first));
+    TRY(catalog_add_tensor(catalog, slice_of(text), tensor->dtype, tensor->ndim - first,
+                           region.len + first));
     catalog->tensors[catalog->ntensors - 1].path = change->unstack ? NULL : tensor->path;
     return derive_add_region(change->checkpoint, &region);
 }
@@ -167,7 +167,7 @@ rsd_status megatron_change_tensors(rsd_checkpoint *checkpoint, const rsd_open_op
     change.stored = derive_stored(checkpoint);
     for (size_t i = 0; i < change.stored->ntensors && !status; i++) {
         const char *name = change.stored->tensors[i].name;
-        status = string_map_add(&change.params, (struct slice){name, strlen(name)}, i);
+        status = string_map_add(&change.params, slice_of(name), i);
     }
     for (size_t i = 0; i < change.stored->ntensors && !status; i++)
         status = derive_layers(&change, i);

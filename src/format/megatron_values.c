@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_DIRECTORY_NBYTES = 4096, MAX_JSON_NBYTES = 1 << 20 };
+enum { MAX_JSON_NBYTES = 1 << 20 };
 
 /* Says whether a key of a file is the model, or differs between ranks. */
 static bool skips_key(const char *key, bool ranks, bool *random, bool *optimizer, pickle_node value)
@@ -43,9 +43,7 @@ rsd_status megatron_add_values(struct torch_visit *visit, bool ranks, bool optim
         if (strcmp(text, "optimizer") == 0 && pickle_is_dict(tree, value) &&
             pickle_is_dict(tree, pickle_find(tree, value, "optimizer")))
             value = pickle_find(tree, value, "optimizer");
-        TRY(torch_visit_enter(visit, name, false));
-        TRY(torch_visit_run(visit, value));
-        torch_visit_leave(visit);
+        TRY(torch_visit_part(visit, name, value));
     }
     if (random)
         TRY(catalog_add_note(visit->catalog,
@@ -59,60 +57,51 @@ rsd_status megatron_add_values(struct torch_visit *visit, bool ranks, bool optim
 
 /* ---- torch_dist ---- */
 
-/* Reads "sharded_backend" of metadata.json. */
-static rsd_status read_backend(const char *text, size_t n, bool *megatron)
+/* Finds out by "sharded_backend" of metadata.json whether Megatron wrote the checkpoint. */
+static rsd_status take_backend(struct json *j, void *context)
 {
-    struct json json;
+    struct catalog *catalog = context;
     struct slice key, value;
     bool more;
-    json_start(&json, text, n);
-    rsd_status status = json_enter(&json, '{');
-    while (!status && !(status = json_next_key(&json, &key, &more)) && more) {
-        bool backend = slice_is(key, "sharded_backend") && json_peek(&json) == '"';
-        status = backend ? json_string(&json, &value) : json_skip(&json);
-        if (!status && backend)
-            *megatron = slice_is(value, "torch_dist");
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &key, &more));
+        if (!more)
+            return RSD_OK;
+        if (!slice_is(key, "sharded_backend") || json_peek(j) != '"') {
+            TRY(json_skip(j));
+            continue;
+        }
+        TRY(json_string(j, &value));
+        catalog->megatron = slice_is(value, "torch_dist");
     }
-    json_drop(&json);
-    return status;
 }
 
-/* Reads the JSON that says which library wrote a distributed checkpoint. */
-static rsd_status load_backend(struct store *store, const char *name, bool *megatron)
+static rsd_status load_backend(struct store *store, const char *name, struct catalog *catalog)
 {
     uint32_t file;
-    char *text;
-    size_t n;
-    TRY(store_add_file(store, (struct slice){name, strlen(name)}, &file));
-    rsd_status status = store_load(store, file, MAX_JSON_NBYTES, &text, &n);
-    if (!status) {
-        status = read_backend(text, n, megatron);
-        mem_free(text);
-    }
-    return status ? store_fail_in(store, file, status) : RSD_OK;
+    TRY(store_add_file(store, slice_of(name), &file));
+    return format_parse_json(store, file, MAX_JSON_NBYTES, take_backend, catalog);
+}
+
+static rsd_status add_common_values(struct torch_visit *visit)
+{
+    if (!pickle_is_dict(&visit->file->tree, visit->file->root))
+        return fail(RSD_EFORMAT, "file is not a dict");
+    return megatron_add_values(visit, false, false);
 }
 
 /* Adds the values of common.pt. */
 static rsd_status load_common(struct store *store, const char *name, struct catalog *catalog)
 {
-    struct torch_file file;
-    struct torch_visit visit;
+    struct torch_visit visit = {.catalog = catalog};
     size_t first = catalog->nvalues;
     uint32_t index;
-    TRY(store_add_file(store, (struct slice){name, strlen(name)}, &index));
-    rsd_status status = torch_file_open(&file, store, index);
-    if (!status) {
-        torch_visit_start(&visit, &file, catalog, index);
-        if (pickle_is_dict(&file.tree, file.root))
-            status = megatron_add_values(&visit, false, false);
-        else
-            status = fail(RSD_EFORMAT, "file is not a dict");
-        torch_visit_end(&visit);
-        torch_file_close(&file);
-    }
+    TRY(store_add_file(store, slice_of(name), &index));
+    TRY(torch_visit_file(&visit, store, index, add_common_values));
     for (size_t i = first; i < catalog->nvalues; i++)
         catalog->values[i].beside = true;
-    return status ? store_fail_in(store, index, status) : RSD_OK;
+    return RSD_OK;
 }
 
 static const char *find_beside(const struct store_listing *listing, const char *base)
@@ -123,10 +112,8 @@ static const char *find_beside(const struct store_listing *listing, const char *
     return NULL;
 }
 
-rsd_status megatron_read_common(struct store *store, uint32_t metadata, struct catalog *catalog)
+rsd_status megatron_read_common(struct store *store, const char *directory, struct catalog *catalog)
 {
-    char directory[MAX_DIRECTORY_NBYTES];
-    const char *name = store_file_name(store, metadata), *slash = strrchr(name, '/');
     struct store_listing listing;
     for (size_t i = 0; i < catalog->ntensors; i++)
         if (strstr(catalog->tensors[i].name, "optimizer.distributed.dp_group_idx_")) {
@@ -136,11 +123,10 @@ rsd_status megatron_read_common(struct store *store, uint32_t metadata, struct c
                                  "kept as they are"));
             break;
         }
-    snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - name) : 0, name);
     TRY(store_list(store, directory, &listing));
     const char *json = find_beside(&listing, "metadata.json"),
                *common = find_beside(&listing, "common.pt");
-    rsd_status status = json ? load_backend(store, json, &catalog->megatron) : RSD_OK;
+    rsd_status status = json ? load_backend(store, json, catalog) : RSD_OK;
     if (!status && catalog->megatron && common)
         status = load_common(store, common, catalog);
     store_listing_drop(&listing);

@@ -19,7 +19,6 @@ enum { MANIFEST_MAGIC = 0x0cdb3a2a, NODE_MAGIC = 0x0cdb20de };
 struct ocdbt_reader {
     struct catalog *catalog;
     struct key_list *keys;
-    struct string_map files; /* numbers of the files in the store, by name */
     struct bytes last_key;
 };
 
@@ -33,26 +32,18 @@ struct node_reference {
 static rsd_status find_file(struct ocdbt_reader *reader, struct slice prefix,
                             const struct file_table *table, uint64_t index, uint32_t *file)
 {
-    char text[3 * MAX_KEY_NBYTES];
-    size_t number, n = strlen(reader->keys->directory);
+    struct bytes name = {0};
     if (index >= table->n)
         return fail(RSD_EFORMAT, "file %llu is not in the table of %zu files",
                     (unsigned long long)index, table->n);
     const struct table_path *path = &table->paths[index];
-    if (n + 1 + prefix.nbytes + path->nbytes > sizeof text)
-        return fail(RSD_EFORMAT, "path of a file is too long");
-    n = 0;
-    ocdbt_append_bytes(text, &n, reader->keys->directory, strlen(reader->keys->directory));
-    ocdbt_append_bytes(text, &n, "/", n > 0);
-    ocdbt_append_bytes(text, &n, prefix.bytes, prefix.nbytes);
-    ocdbt_append_bytes(text, &n, table->texts.data + path->text, path->nbytes);
-    struct slice name = {text, n};
-    if (string_map_find(&reader->files, name, &number)) {
-        *file = (uint32_t)number;
-        return RSD_OK;
-    }
-    TRY(store_add_file(reader->keys->store, name, file));
-    return string_map_add(&reader->files, reader->keys->store->names.list[*file], *file);
+    bytes_put(&name, prefix.bytes, prefix.nbytes);
+    bytes_put(&name, table->texts.data + path->text, path->nbytes);
+    rsd_status status = name.failed ? RSD_ENOMEM
+                                    : format_add_file(reader->keys->store, reader->keys->directory,
+                                                      bytes_slice(&name), file);
+    bytes_drop(&name);
+    return status;
 }
 
 /* ---- nodes ---- */
@@ -350,7 +341,7 @@ static rsd_status read_manifest(struct ocdbt_reader *reader, struct frame_body *
         status = take_last_version(body, height, &file, &root->offset, &root->nbytes, &nkeys);
     *empty = !status && nkeys == 0;
     if (!status && !*empty)
-        status = find_file(reader, (struct slice){"", 0}, &table, file, &root->file);
+        status = find_file(reader, slice_of(""), &table, file, &root->file);
     if (!status && !*empty)
         bytes_put(prefix, table.texts.data + table.paths[file].text, table.paths[file].base_nbytes);
     if (!status && prefix->failed)
@@ -377,7 +368,7 @@ static rsd_status read_database(struct ocdbt_reader *reader, uint32_t manifest)
     if (status)
         status = store_fail_in(reader->keys->store, manifest, status);
     else if (!empty)
-        status = visit_tree(reader, &root, height, bytes_slice(&prefix), (struct slice){"", 0});
+        status = visit_tree(reader, &root, height, bytes_slice(&prefix), slice_of(""));
     mem_free(frame);
     bytes_drop(&body.bytes);
     bytes_drop(&prefix);
@@ -387,11 +378,9 @@ static rsd_status read_database(struct ocdbt_reader *reader, uint32_t manifest)
 rsd_status ocdbt_read_keys(struct key_list *keys, struct catalog *catalog)
 {
     struct ocdbt_reader reader = {.catalog = catalog, .keys = keys};
-    struct slice name = {"manifest.ocdbt", 14};
     uint32_t manifest;
-    TRY(key_list_add_file(keys, name, &manifest));
+    TRY(format_add_file(keys->store, keys->directory, slice_of("manifest.ocdbt"), &manifest));
     rsd_status status = read_database(&reader, manifest);
-    string_map_drop(&reader.files);
     bytes_drop(&reader.last_key);
     return status;
 }

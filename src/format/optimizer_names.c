@@ -216,7 +216,7 @@ static rsd_status decide_names(struct dtensor_reader *reader, struct torch_file 
         return catalog_add_note(reader->parts.catalog,
                                 "%s: optimizer state of FSDP1 was not read: its flat pieces do "
                                 "not name their parameters",
-                                store_file_name(reader->store, file->range.file));
+                                store_file_name(reader->store, file->index));
     }
     while (pickle_kind(tree, list) == NODE_LIST && pickle_walk_next(&walk, &group))
         TRY(take_group_names(reader, tree, group, &groups));
@@ -232,7 +232,7 @@ static rsd_status decide_names(struct dtensor_reader *reader, struct torch_file 
     return catalog_add_note(reader->parts.catalog,
                             "%s: optimizer state keeps the numbers of its parameters: the file "
                             "does not name them, and their shapes do not tell",
-                            store_file_name(reader->store, file->range.file));
+                            store_file_name(reader->store, file->index));
 }
 
 /* ---- visiting ---- */
@@ -251,32 +251,20 @@ static rsd_status visit_states(struct dtensor_reader *reader, struct torch_visit
         int64_t number;
         if (pickle_as_i64(tree, key, &number)) {
             snprintf(digits, sizeof digits, "%lld", (long long)number);
-            name = (struct slice){digits, strlen(digits)};
+            name = slice_of(digits);
             if (number >= 0 && (uint64_t)number < names->nnames)
                 name = names->names[number];
         } else if (pickle_kind(tree, key) != NODE_STRING) {
             return fail(RSD_EFORMAT, "optimizer state has a key that is not a number or a text");
         }
-        TRY(torch_visit_enter(visit, name, false));
-        TRY(torch_visit_run(visit, state));
-        torch_visit_leave(visit);
+        TRY(torch_visit_part(visit, name, state));
     }
     return RSD_OK;
 }
 
-static rsd_status visit_part(struct dtensor_reader *reader, struct torch_visit *visit,
-                             const char *part, pickle_node c)
+rsd_status optimizer_visit_file(struct torch_visit *visit)
 {
-    TRY(torch_visit_enter(visit, (struct slice){"optimizer", 9}, false));
-    TRY(torch_visit_enter(visit, (struct slice){part, strlen(part)}, false));
-    TRY(strcmp(part, "state") == 0 ? visit_states(reader, visit, c) : torch_visit_run(visit, c));
-    torch_visit_leave(visit);
-    torch_visit_leave(visit);
-    return RSD_OK;
-}
-
-rsd_status optimizer_visit_file(struct dtensor_reader *reader, struct torch_visit *visit)
-{
+    struct dtensor_reader *reader = visit->context;
     const struct pickle_tree *tree = &visit->file->tree;
     pickle_node states = pickle_find(tree, visit->file->root, "state"),
                 groups = pickle_find(tree, visit->file->root, "param_groups");
@@ -286,10 +274,14 @@ rsd_status optimizer_visit_file(struct dtensor_reader *reader, struct torch_visi
         TRY(decide_names(reader, visit->file, states, groups));
     if (reader->optimizer_skipped)
         return RSD_OK;
-    TRY(visit_part(reader, visit, "state", states));
-    return reader->first_file && groups != PICKLE_ABSENT
-               ? visit_part(reader, visit, "param_groups", groups)
-               : RSD_OK;
+    TRY(torch_visit_enter(visit, slice_of("optimizer")));
+    TRY(torch_visit_enter(visit, slice_of("state")));
+    TRY(visit_states(reader, visit, states));
+    torch_visit_leave(visit);
+    if (reader->first_file && groups != PICKLE_ABSENT)
+        TRY(torch_visit_part(visit, slice_of("param_groups"), groups));
+    torch_visit_leave(visit);
+    return RSD_OK;
 }
 
 bool optimizer_has_names(const struct dtensor_reader *reader, struct slice value)
@@ -320,5 +312,6 @@ rsd_status optimizer_add_names(const struct dtensor_reader *reader, struct torch
     }
     text_add(&text, text.length ? "]" : "[]");
     TRY(text_take(&text, &json));
-    return torch_visit_add_json(visit, json);
+    TRY(catalog_add_json(visit->catalog, torch_visit_name(visit), NULL, json));
+    return torch_visit_path(visit, &visit->catalog->values[visit->catalog->nvalues - 1].path);
 }

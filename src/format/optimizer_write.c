@@ -227,8 +227,7 @@ static rsd_status add_param(struct written_optimizer *optimizer, const struct pi
     else
         return fail(RSD_EUNSUPPORTED, "%s: params are neither names nor numbers", groups_key);
     TRY(text_take(&text, &optimizer->params[optimizer->nparams]));
-    struct slice own = {optimizer->params[optimizer->nparams],
-                        strlen(optimizer->params[optimizer->nparams])};
+    struct slice own = slice_of(optimizer->params[optimizer->nparams]);
     optimizer->nparams++;
     if (string_map_find(&optimizer->ids, own, &known))
         return fail(RSD_EUNSUPPORTED, "%s: parameter %s is in two groups", groups_key, own.bytes);

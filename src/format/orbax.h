@@ -56,9 +56,6 @@ static inline struct slice key_list_text(const struct key_list *keys, size_t ind
                           keys->list[index].nbytes};
 }
 
-/* Adds a file to the store by its name in the directory. */
-rsd_status key_list_add_file(struct key_list *keys, struct slice name, uint32_t *file);
-
 /* ---- ocdbt.c ---- */
 
 /* Adds the keys of the database whose manifest is in the directory. */

@@ -152,7 +152,7 @@ static rsd_status add_refused_box(struct catalog *catalog, const struct orbax_ar
                             .file = array->file,
                             .unknown = 1,
                             .detail = (uint32_t)catalog->ntransforms};
-    struct slice refused = {zarr->refused, strlen(zarr->refused)};
+    struct slice refused = slice_of(zarr->refused);
     TRY(GROW(catalog->transforms, catalog->transforms_capacity, catalog->ntransforms + 1));
     TRY(catalog_add_name(catalog, refused, &catalog->transforms[catalog->ntransforms].unknown));
     catalog->transforms[catalog->ntransforms].names = "[]";
@@ -171,8 +171,8 @@ static rsd_status add_array_tensor(struct array_reader *reader, struct orbax_arr
     char *name;
     orbax_add_name(reader->item, array->name, &text);
     TRY(text_take(&text, &name));
-    rsd_status status = catalog_add_tensor(catalog, (struct slice){name, strlen(name)}, zarr->dtype,
-                                           zarr->ndim, zarr->shape);
+    rsd_status status =
+        catalog_add_tensor(catalog, slice_of(name), zarr->dtype, zarr->ndim, zarr->shape);
     if (status)
         status = fail_in(status, "%s: %.300s: ", reader->item->keys.store->path, name);
     rsd_free(name);

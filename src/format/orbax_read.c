@@ -62,16 +62,15 @@ static rsd_status check_item_signs(const struct directory_signs *signs)
 /* Adds the tensors and values of an item, of any layout. */
 static rsd_status add_item_files(struct orbax_item *item, const struct directory_signs *signs)
 {
-    uint32_t tree = UINT32_MAX, strings = UINT32_MAX;
-    struct slice tree_name = {"_METADATA", 9}, strings_name = {"_strings.json", 13};
+    struct key_list *keys = &item->keys;
+    uint32_t tree, strings = UINT32_MAX;
     if (signs->tree) {
-        TRY(key_list_add_file(&item->keys, tree_name, &tree));
+        TRY(format_add_file(keys->store, keys->directory, slice_of("_METADATA"), &tree));
         TRY(orbax_tree_read(item, tree));
     }
     if (signs->strings)
-        TRY(key_list_add_file(&item->keys, strings_name, &strings));
-    TRY(signs->manifest ? ocdbt_read_keys(&item->keys, item->catalog)
-                        : key_list_add_directory(&item->keys));
+        TRY(format_add_file(keys->store, keys->directory, slice_of("_strings.json"), &strings));
+    TRY(signs->manifest ? ocdbt_read_keys(keys, item->catalog) : key_list_add_directory(keys));
     TRY(orbax_add_arrays(item));
     return orbax_add_tree_values(item, strings);
 }
@@ -179,15 +178,14 @@ static rsd_status add_other_item(struct store *store, struct catalog *catalog,
                                  const struct store_entry *entry, bool is_json)
 {
     struct orbax_item item = {.catalog = catalog, .name = ""};
-    struct slice name = {entry->base, strlen(entry->base)};
+    struct slice name = slice_of(entry->base);
     struct json j;
     uint32_t file;
     char *text = NULL;
     size_t n = 0;
     if (!is_json)
         return orbax_add_value(&item, name, NULL, NULL);
-    key_list_start(&item.keys, store, entry->name);
-    TRY(key_list_add_file(&item.keys, (struct slice){"metadata", 8}, &file));
+    TRY(format_add_file(store, entry->name, slice_of("metadata"), &file));
     rsd_status status = store_load(store, file, MAX_JSON_NBYTES, &text, &n);
     if (!status) {
         json_start(&j, text, n);

@@ -198,68 +198,57 @@ static rsd_status take_tree(struct orbax_item *item, struct json *j)
     }
 }
 
+/* Reads _METADATA. */
+static rsd_status take_tree_file(struct json *j, void *context)
+{
+    struct orbax_item *item = context;
+    struct slice key;
+    bool more;
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &key, &more));
+        if (!more)
+            return RSD_OK;
+        if (slice_is(key, "store_array_data_equal_to_fill_value"))
+            item->tree->complete = json_peek(j) == 't';
+        bool tree = slice_is(key, "tree_metadata") && json_peek(j) == '{';
+        TRY(tree ? take_tree(item, j) : json_skip(j));
+    }
+}
+
 rsd_status orbax_tree_read(struct orbax_item *item, uint32_t file)
 {
-    struct store *store = item->keys.store;
-    struct slice key;
-    struct json j;
-    bool more;
-    char *text;
-    size_t n;
-    rsd_status status = store_load(store, file, MAX_METADATA_NBYTES, &text, &n);
-    if (status)
-        return store_fail_in(store, file, status);
-    json_start(&j, text, n);
-    status = json_enter(&j, '{');
-    while (!status && !(status = json_next_key(&j, &key, &more)) && more) {
-        if (slice_is(key, "store_array_data_equal_to_fill_value"))
-            item->tree->complete = json_peek(&j) == 't';
-        bool tree = slice_is(key, "tree_metadata") && json_peek(&j) == '{';
-        status = tree ? take_tree(item, &j) : json_skip(&j);
-    }
-    if (!status)
-        status = json_end(&j);
-    json_drop(&j);
-    mem_free(text);
-    return status ? store_fail_in(store, file, status) : RSD_OK;
+    return format_parse_json(item->keys.store, file, MAX_METADATA_NBYTES, take_tree_file, item);
 }
 
 /* ---- values ---- */
 
 rsd_status orbax_add_value(struct orbax_item *item, struct slice name, const char *path, char *json)
 {
-    struct catalog *catalog = item->catalog;
     struct text text = {0};
-    struct bytes pickle = {0};
-    char *full = NULL;
+    char *full;
     orbax_add_name(item, name, &text);
     rsd_status status = text_take(&text, &full);
-    if (!status && json)
-        status = pickle_write_json(json, &pickle);
-    if (!status)
-        status = catalog_add_value(catalog, (struct slice){full, strlen(full)},
-                                   (struct extent){.kind = EXTENT_NONE}, json);
     if (status) {
         mem_free(json);
-        bytes_drop(&pickle);
-    } else {
-        catalog->values[catalog->nvalues - 1].pickle = pickle;
-        catalog->values[catalog->nvalues - 1].path = path;
+        return status;
     }
+    status = catalog_add_json(item->catalog, slice_of(full), path, json);
     rsd_free(full);
     return status;
 }
 
 /* Adds the texts of _strings.json, also those that are not in the tree. */
-static rsd_status take_strings(struct orbax_item *item, struct json *j)
+static rsd_status take_strings(struct json *j, void *context)
 {
+    struct orbax_item *item = context;
     struct slice key, string;
     bool more;
     TRY(json_enter(j, '{'));
     for (;;) {
         TRY(json_next_key(j, &key, &more));
         if (!more)
-            return json_end(j);
+            return RSD_OK;
         struct text text = {0}, name = {0};
         char *json = NULL;
         text_add(&name, "%.*s", (int)key.nbytes,
@@ -280,27 +269,10 @@ static rsd_status take_strings(struct orbax_item *item, struct json *j)
     }
 }
 
-/* Adds the values in _strings.json. */
-static rsd_status add_strings(struct orbax_item *item, uint32_t file)
-{
-    struct store *store = item->keys.store;
-    struct json j;
-    char *text;
-    size_t n;
-    rsd_status status = store_load(store, file, MAX_METADATA_NBYTES, &text, &n);
-    if (!status) {
-        json_start(&j, text, n);
-        status = take_strings(item, &j);
-        json_drop(&j);
-        mem_free(text);
-    }
-    return status ? store_fail_in(store, file, status) : RSD_OK;
-}
-
 /* Adds a leaf that has no array: an empty container. EFORMAT: its array or text is missing. */
 static rsd_status add_tree_value(struct orbax_item *item, struct tree_entry *entry)
 {
-    struct slice name = {entry->name, strlen(entry->name)};
+    struct slice name = slice_of(entry->name);
     char *json = NULL;
     if (entry->kind == TREE_ARRAY || entry->kind == TREE_SCALAR)
         return fail(RSD_EFORMAT, "%.300s: the array of this name is missing", entry->name);
@@ -320,7 +292,7 @@ static rsd_status add_tree_value(struct orbax_item *item, struct tree_entry *ent
 rsd_status orbax_add_tree_values(struct orbax_item *item, uint32_t strings)
 {
     if (strings != UINT32_MAX)
-        TRY(add_strings(item, strings));
+        TRY(format_parse_json(item->keys.store, strings, MAX_METADATA_NBYTES, take_strings, item));
     for (size_t i = 0; i < item->tree->n; i++) {
         struct tree_entry *entry = &item->tree->list[i];
         rsd_status status = entry->found ? RSD_OK : add_tree_value(item, entry);

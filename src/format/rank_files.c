@@ -40,38 +40,19 @@ bool name_has_form(const char *name, const char *pattern, int64_t *numbers)
     return *name == '\0';
 }
 
-/* Finds a file among those of the store, or adds it. */
-static rsd_status find_or_add_file(struct store *store, const struct string_map *known,
-                                   const char *name, uint32_t *file)
+rsd_status format_add_file(struct store *store, const char *directory, struct slice name,
+                           uint32_t *file)
 {
-    struct slice text = {name, strlen(name)};
-    size_t number;
-    if (!string_map_find(known, text, &number))
-        return store_add_file(store, text, file);
-    *file = (uint32_t)number;
-    return RSD_OK;
-}
-
-/* Finds the file of each rank by a pattern of names. */
-static rsd_status take_rank_files(struct rank_files *ranks, struct store *store,
-                                  const struct store_listing *listing, const char *pattern,
-                                  const struct string_map *known)
-{
-    for (size_t i = 0; i < listing->n; i++) {
-        const struct store_entry *entry = &listing->entries[i];
-        int64_t numbers[2] = {0};
-        if (entry->directory || !name_has_form(entry->base, pattern, numbers) ||
-            numbers[0] != ranks->nranks)
-            continue;
-        if (numbers[1] >= ranks->nranks)
-            return fail(RSD_EFORMAT, "%s: rank %lld of %lld does not exist", entry->name,
-                        (long long)numbers[1], (long long)ranks->nranks);
-        if (ranks->files[numbers[1]] != UINT32_MAX)
-            return fail(RSD_EFORMAT, "%s: rank %lld has two files", entry->name,
-                        (long long)numbers[1]);
-        TRY(find_or_add_file(store, known, entry->name, &ranks->files[numbers[1]]));
-    }
-    return RSD_OK;
+    struct bytes path = {0};
+    if (!*directory)
+        return store_add_file(store, name, file);
+    bytes_put_text(&path, directory);
+    bytes_put_text(&path, "/");
+    bytes_put(&path, name.bytes, name.nbytes);
+    struct slice full = {(const char *)path.data, path.n};
+    rsd_status status = path.failed ? RSD_ENOMEM : store_add_file(store, full, file);
+    bytes_drop(&path);
+    return status;
 }
 
 rsd_status rank_files_add(struct rank_files *ranks, struct store *store,
@@ -86,14 +67,21 @@ rsd_status rank_files_add(struct rank_files *ranks, struct store *store,
     ranks->nranks = nranks;
     for (int64_t i = 0; i < nranks; i++)
         ranks->files[i] = UINT32_MAX;
-    struct string_map known = {0};
-    rsd_status status = RSD_OK;
-    for (size_t i = 0; i < store->names.n && !status; i++)
-        status = string_map_add(&known, store->names.list[i], i);
-    if (!status)
-        status = take_rank_files(ranks, store, listing, pattern, &known);
-    string_map_drop(&known);
-    return status;
+    for (size_t i = 0; i < listing->n; i++) {
+        const struct store_entry *entry = &listing->entries[i];
+        int64_t numbers[2] = {0};
+        if (entry->directory || !name_has_form(entry->base, pattern, numbers) ||
+            numbers[0] != nranks)
+            continue;
+        if (numbers[1] >= nranks)
+            return fail(RSD_EFORMAT, "%s: rank %lld of %lld does not exist", entry->name,
+                        (long long)numbers[1], (long long)nranks);
+        if (ranks->files[numbers[1]] != UINT32_MAX)
+            return fail(RSD_EFORMAT, "%s: rank %lld has two files", entry->name,
+                        (long long)numbers[1]);
+        TRY(store_add_file(store, slice_of(entry->name), &ranks->files[numbers[1]]));
+    }
+    return RSD_OK;
 }
 
 void rank_files_drop(struct rank_files *ranks)

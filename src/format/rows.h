@@ -30,6 +30,11 @@ enum sureness {
 
 /* ---- index_json.c ---- */
 
+/* Reads a file of at most `limit` bytes with `parse`, which takes the one value that it has. An error names the file. */
+struct json;
+rsd_status format_parse_json(struct store *store, uint32_t file, uint64_t limit,
+                             rsd_status (*parse)(struct json *j, void *context), void *context);
+
 /* Adds the files that an index.json names to the store, each once. */
 rsd_status index_add_files(struct store *store, uint32_t index);
 
@@ -67,8 +72,9 @@ rsd_status dcp_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size
 
 /* ---- megatron_values.c ---- */
 
-/* Finds out whether Megatron wrote a DCP, and adds the values of its common.pt, which is beside the metadata. */
-rsd_status megatron_read_common(struct store *store, uint32_t metadata, struct catalog *catalog);
+/* Finds out whether Megatron wrote the DCP in a directory, and adds the values of its common.pt. */
+rsd_status megatron_read_common(struct store *store, const char *directory,
+                                struct catalog *catalog);
 
 /* ---- megatron_stacks.c ---- */
 
@@ -86,6 +92,10 @@ rsd_status dcp_read_item(const rsd_checkpoint *checkpoint, const struct stored_v
 /* Returns whether a name has the form of a pattern, in which # stands for a decimal number below 2^31 and * for
  * any text. numbers[i] is that of the i-th #. */
 bool name_has_form(const char *name, const char *pattern, int64_t *numbers);
+
+/* Adds a file of a directory of the store; "" is the store itself. */
+rsd_status format_add_file(struct store *store, const char *directory, struct slice name,
+                           uint32_t *file);
 
 /* The files of a directory that have one form, by the number of their rank. Starts as {0}. */
 struct rank_files {

@@ -428,5 +428,5 @@ rsd_status header_set_add_blob(struct header_set *set, uint32_t file, uint64_t a
 
 const struct header_tensor *header_set_find(struct header_set *set, const char *name)
 {
-    return find_in_file(set, 0, (struct slice){name, strlen(name)});
+    return find_in_file(set, 0, slice_of(name));
 }

@@ -85,8 +85,8 @@ static rsd_status add_tensor_shards(struct header_set *set, const struct header_
 {
     int64_t shape[RSD_MAX_DIMS] = {0};
     TRY(find_whole_shape(shards, n, shape));
-    TRY(catalog_add_tensor(set->catalog, (struct slice){shards[0].name, strlen(shards[0].name)},
-                           shards[0].dtype, shards[0].ndim, shape));
+    TRY(catalog_add_tensor(set->catalog, slice_of(shards[0].name), shards[0].dtype, shards[0].ndim,
+                           shape));
     for (size_t i = 0; i < n; i++) {
         struct extent extent = {.kind = EXTENT_DENSE,
                                 .file = shards[i].file,

@@ -24,7 +24,6 @@ static rsd_status load_archive(struct torch_file *file, uint64_t nbytes)
         return fail(RSD_EUNSUPPORTED, "TorchScript archives are not supported");
     TRY(torch_find_pickle(&file->zip, &pickle));
     TRY(torch_read_byteorder(&file->zip, &file->big_endian));
-    file->pickle_nbytes = pickle->nbytes;
     return zip_read_pickle(&file->zip, pickle, &file->tree, &file->root);
 }
 
@@ -116,7 +115,7 @@ static rsd_status place_storages(struct torch_file *file, pickle_node keys, uint
         return RSD_ENOMEM;
     for (; pickle_walk_next(&walk, &key); n++) {
         unsigned char raw[8];
-        TRY(store_read(file->range.store, file->range.file, at, raw, sizeof raw));
+        TRY(store_read(file->store, file->index, at, raw, sizeof raw));
         uint64_t count = little_endian(raw, sizeof raw), length;
         /* The size of a storage that no tensor uses is unknown, and so is the offset of the next one. */
         if (!string_map_find(sizes, pickle_text(list, key), &element_nbytes))
@@ -148,7 +147,6 @@ static rsd_status load_pickles(struct torch_file *file, uint64_t nbytes)
     TRY(pickle_read(store_range_read, range, nbytes - range->offset, &file->keys_tree, &keys,
                     &used));
     range->offset += used;
-    file->pickle_nbytes = range->offset;
     rsd_status status = find_element_sizes(&file->tree, file->root, 0, &sizes);
     if (!status)
         status = place_storages(file, keys, nbytes, &sizes);
@@ -162,7 +160,8 @@ rsd_status torch_file_open(struct torch_file *file, struct store *store, uint32_
 {
     unsigned char start[2] = {0};
     uint64_t nbytes;
-    *file = (struct torch_file){.range = {store, index, 0}, .root = PICKLE_ABSENT};
+    *file = (struct torch_file){
+        .store = store, .index = index, .range = {store, index, 0}, .root = PICKLE_ABSENT};
     TRY(store_stat(store, index, &nbytes, NULL));
     if (nbytes >= sizeof start)
         TRY(store_read(store, index, 0, start, sizeof start));

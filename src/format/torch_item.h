@@ -80,12 +80,14 @@ struct torch_storage {
 
 struct torch_file {
     struct pickle_tree tree;
-    pickle_node root;       /* the object that was saved */
-    uint64_t pickle_nbytes; /* which limit how much may be made of the object */
+    pickle_node root; /* the object that was saved */
+    struct store *store;
+    uint32_t index; /* of the file in the store */
+    bool big_endian;
 
     /* Private to torch_file.c. */
     struct store_range range; /* the file; before torch 1.6, from the current pickle on */
-    bool archive, big_endian;
+    bool archive;
     struct zip zip;
     struct pickle_tree keys_tree; /* before torch 1.6: the keys of the storages, and the storages */
     struct string_map keys;
@@ -116,7 +118,6 @@ struct torch_step {
 struct torch_visit {
     struct torch_file *file;
     struct catalog *catalog;
-    uint32_t index; /* of the file */
     rsd_status (*on_tensor)(struct torch_visit *visit, pickle_node c);
     rsd_status (*on_value)(struct torch_visit *visit, pickle_node c);
     void *context;
@@ -129,16 +130,21 @@ struct torch_visit {
     unsigned char *without_tensor;               /* a bit for each node; NULL: no one asked */
 };
 
-void torch_visit_start(struct torch_visit *visit, struct torch_file *file, struct catalog *catalog,
-                       uint32_t index);
+/* Opens a file, calls `run`, which visits nodes of it, and closes the file. The visit starts with everything but the
+ * file. An error names the file. */
+rsd_status torch_visit_file(struct torch_visit *visit, struct store *store, uint32_t index,
+                            rsd_status (*run)(struct torch_visit *visit));
+
+/* Frees what a visit of an open file has. */
 void torch_visit_end(struct torch_visit *visit);
 
-/* Adds a part to the front of all names until it is left again. number: it is an index of a list. */
-rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part, bool number);
+/* Adds a part to the front of all names until it is left again. */
+rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part);
 void torch_visit_leave(struct torch_visit *visit);
 
-/* Visits a node and what is below it. */
+/* Visits a node and what is below it; the second adds a part to the front of the names. */
 rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c);
+rsd_status torch_visit_part(struct torch_visit *visit, struct slice part, pickle_node c);
 
 /* For functions that are called: the name of the current node (in which a key may have put a zero), and what
  * is done without them. */
@@ -146,9 +152,6 @@ struct slice torch_visit_name(const struct torch_visit *visit);
 rsd_status torch_visit_path(struct torch_visit *visit, const char **out); /* JSON, in the catalog */
 rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c);
 rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c);
-
-/* Adds a value that is JSON, which it takes over, also on failure. */
-rsd_status torch_visit_add_json(struct torch_visit *visit, char *json);
 
 /* Adds a tensor that cannot be read, for the reason of the last error. */
 rsd_status torch_visit_add_refused(struct torch_visit *visit);

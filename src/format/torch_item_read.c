@@ -67,7 +67,7 @@ static rsd_status take_view_dtype(const struct pickle_tree *tree, pickle_node gl
                                   struct torch_view *view)
 {
     enum known known = pickle_known(tree, global);
-    struct slice name = {"", 0};
+    struct slice name = slice_of("");
     if (known == (v3 ? KNOWN_TORCH_NAME : KNOWN_STORAGE_CLASS))
         name = pickle_text(tree, pickle_part(tree, global, NODE_ARGS));
     view->untyped = v3;
@@ -308,7 +308,7 @@ rsd_status torch_read_byteorder(struct zip *zip, bool *big_endian)
         return RSD_OK;
     size_t n = record->nbytes < sizeof text - 1 ? (size_t)record->nbytes : sizeof text - 1;
     TRY(zip->read(zip->context, record->data, text, n));
-    return torch_take_byteorder((struct slice){text, strlen(text)}, big_endian);
+    return torch_take_byteorder(slice_of(text), big_endian);
 }
 
 /* Finds the only tensor of an archive: its view, and where its bytes are. */
@@ -324,7 +324,7 @@ static rsd_status find_item_tensor(struct zip *zip, struct torch_view *view,
     rsd_status status = torch_view_read(&tree, root, view);
     if (!status)
         status = torch_find_storage(zip, view->key, out);
-    view->key = (struct slice){"", 0}; /* it was in the tree */
+    view->key = slice_of(""); /* it was in the tree */
     pickle_tree_drop(&tree);
     TRY(status);
     TRY(torch_view_check(view, out->nbytes));

@@ -158,7 +158,7 @@ static rsd_status go_to_tensor(struct archive_stream *start, struct torch_view *
         }
     }
     pickle_tree_drop(&tree);
-    view->key = (struct slice){"", 0};
+    view->key = slice_of("");
     return status;
 }
 

@@ -125,24 +125,12 @@ static rsd_status add_file_tensor(struct torch_visit *visit, pickle_node c)
 }
 
 /* Adds all tensors and values of a file. */
-static rsd_status add_torch_file(struct store *store, struct catalog *catalog, uint32_t index,
-                                 const rsd_open_options *options)
+static rsd_status add_torch_file(struct torch_visit *visit)
 {
-    struct torch_file file;
-    struct torch_visit visit;
-    rsd_status status = torch_file_open(&file, store, index);
-    if (!status) {
-        torch_visit_start(&visit, &file, catalog, index);
-        visit.on_tensor = add_file_tensor;
-        visit.context = without_const(options);
-        if (!options->as_is)
-            status = check_model_parallel(&file);
-        if (!status)
-            status = torch_visit_run(&visit, file.root);
-        torch_visit_end(&visit);
-        torch_file_close(&file);
-    }
-    return status ? store_fail_in(store, index, status) : RSD_OK;
+    const rsd_open_options *options = visit->context;
+    if (!options->as_is)
+        TRY(check_model_parallel(visit->file));
+    return torch_visit_run(visit, visit->file->root);
 }
 
 /* ---- the row ---- */
@@ -207,8 +195,11 @@ static rsd_status torch_save_open(struct store *store, struct catalog *catalog,
         TRY(index_add_files(store, 0));
     else if (!options->as_is)
         TRY(check_alone(store));
-    for (uint32_t file = index ? 1 : 0; file < store->names.n; file++)
-        TRY(add_torch_file(store, catalog, file, options));
+    for (uint32_t file = index ? 1 : 0; file < store->names.n; file++) {
+        struct torch_visit visit = {
+            .catalog = catalog, .on_tensor = add_file_tensor, .context = without_const(options)};
+        TRY(torch_visit_file(&visit, store, file, add_torch_file));
+    }
     return RSD_OK;
 }
 

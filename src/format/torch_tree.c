@@ -19,18 +19,6 @@
 enum { MAX_SEARCH_DEPTH = 400 };
 enum { VISIT_STEPS = 4 }; /* of one node, besides its name */
 
-void torch_visit_start(struct torch_visit *visit, struct torch_file *file, struct catalog *catalog,
-                       uint32_t index)
-{
-    *visit = (struct torch_visit){.file = file, .catalog = catalog, .index = index};
-}
-
-void torch_visit_end(struct torch_visit *visit)
-{
-    mem_free(visit->without_tensor);
-    visit->without_tensor = NULL;
-}
-
 /* ---- tensors ---- */
 
 /* Adds the path of the current node: its keys as JSON texts, its indices as numbers. */
@@ -88,17 +76,22 @@ rsd_status torch_visit_add_tensor(struct torch_visit *visit, pickle_node c)
     TRY(status);
     TRY(catalog_add_tensor(catalog, torch_visit_name(visit), view.dtype, view.ndim, view.shape));
     TRY(torch_visit_path(visit, &catalog->tensors[catalog->ntensors - 1].path));
-    return catalog_add_array(catalog, origin, view.shape, visit->index, &array);
+    return catalog_add_array(catalog, origin, view.shape, visit->file->index, &array);
 }
 
 /* ---- values ---- */
 
-/* Adds a value as JSON and as a pickle, each of which may be missing, unless `status` is an error. Takes both over,
- * also on failure. */
-static rsd_status add_visited_value(struct torch_visit *visit, char *json, struct bytes pickle,
-                                    rsd_status status)
+rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
 {
     struct catalog *catalog = visit->catalog;
+    struct bytes pickle = {0};
+    char *json = NULL;
+    bool plain = false;
+    rsd_status status = pickle_to_json(&visit->file->tree, c, &json);
+    if (!status)
+        status = pickle_to_plain_pickle(&visit->file->tree, c, &pickle, &plain);
+    if (!plain)
+        bytes_drop(&pickle);
     if (!status)
         status = catalog_add_value(catalog, torch_visit_name(visit),
                                    (struct extent){.kind = EXTENT_NONE}, json);
@@ -110,26 +103,6 @@ static rsd_status add_visited_value(struct torch_visit *visit, char *json, struc
     struct stored_value *value = &catalog->values[catalog->nvalues - 1];
     value->pickle = pickle;
     return torch_visit_path(visit, &value->path);
-}
-
-rsd_status torch_visit_add_value(struct torch_visit *visit, pickle_node c)
-{
-    struct bytes pickle = {0};
-    char *json = NULL;
-    bool plain = false;
-    rsd_status status = pickle_to_json(&visit->file->tree, c, &json);
-    if (!status)
-        status = pickle_to_plain_pickle(&visit->file->tree, c, &pickle, &plain);
-    if (!plain)
-        bytes_drop(&pickle);
-    return add_visited_value(visit, json, pickle, status);
-}
-
-rsd_status torch_visit_add_json(struct torch_visit *visit, char *json)
-{
-    struct bytes pickle = {0};
-    rsd_status status = pickle_write_json(json, &pickle);
-    return add_visited_value(visit, json, pickle, status);
 }
 
 /* ---- what a node contains ---- */
@@ -378,7 +351,7 @@ static rsd_status visit_list(struct torch_visit *visit, pickle_node list)
     for (uint32_t i = 0; pickle_walk_next(&walk, &item); i++) {
         char digits[24];
         snprintf(digits, sizeof digits, "%u", i);
-        TRY(visit_named_node(visit, (struct slice){digits, strlen(digits)}, true, item));
+        TRY(visit_named_node(visit, slice_of(digits), true, item));
     }
     return RSD_OK;
 }
@@ -461,7 +434,7 @@ static rsd_status visit_object(struct torch_visit *visit, pickle_node c)
     if (pair || state == PICKLE_ABSENT)
         return RSD_OK;
     TRY(has_tensor(visit, state, &found));
-    return found ? visit_named_node(visit, (struct slice){"state", 5}, false, state) : RSD_OK;
+    return found ? visit_named_node(visit, slice_of("state"), false, state) : RSD_OK;
 }
 
 /* ---- nodes ---- */
@@ -526,9 +499,29 @@ static rsd_status visit_node(struct torch_visit *visit, pickle_node c)
 
 /* ---- the visit ---- */
 
-rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part, bool number)
+rsd_status torch_visit_file(struct torch_visit *visit, struct store *store, uint32_t index,
+                            rsd_status (*run)(struct torch_visit *visit))
 {
-    return push_step(visit, part, number);
+    struct torch_file file;
+    rsd_status status = torch_file_open(&file, store, index);
+    if (!status) {
+        visit->file = &file;
+        status = run(visit);
+        torch_visit_end(visit);
+        torch_file_close(&file);
+    }
+    return status ? store_fail_in(store, index, status) : RSD_OK;
+}
+
+void torch_visit_end(struct torch_visit *visit)
+{
+    mem_free(visit->without_tensor);
+    visit->without_tensor = NULL;
+}
+
+rsd_status torch_visit_enter(struct torch_visit *visit, struct slice part)
+{
+    return push_step(visit, part, false);
 }
 
 void torch_visit_leave(struct torch_visit *visit)
@@ -541,4 +534,12 @@ rsd_status torch_visit_run(struct torch_visit *visit, pickle_node c)
     visit->name[base_nbytes(visit)] = '\0';
     visit->ncontainers = 0;
     return visit_node(visit, c);
+}
+
+rsd_status torch_visit_part(struct torch_visit *visit, struct slice part, pickle_node c)
+{
+    TRY(torch_visit_enter(visit, part));
+    TRY(torch_visit_run(visit, c));
+    torch_visit_leave(visit);
+    return RSD_OK;
 }

@@ -20,73 +20,42 @@ static void note_refused(struct zarr_array *array, const char *what, struct slic
 
 /* ---- dtypes ---- */
 
-static rsd_dtype find_dtype(struct slice name)
+/* Returns the dtype of a code of NumPy; 0: it is not known. */
+static rsd_dtype find_numpy_dtype(struct slice code)
 {
     static const struct {
-        const char *name;
+        const char *code;
         rsd_dtype dtype;
-    } names[] = {{"f8", RSD_F64},
-                 {"f4", RSD_F32},
-                 {"f2", RSD_F16},
-                 {"i8", RSD_I64},
-                 {"i4", RSD_I32},
-                 {"i2", RSD_I16},
-                 {"i1", RSD_I8},
-                 {"u8", RSD_U64},
-                 {"u4", RSD_U32},
-                 {"u2", RSD_U16},
-                 {"u1", RSD_U8},
-                 {"b1", RSD_BOOL},
-                 {"c8", RSD_C64},
-                 {"c16", RSD_C128},
-                 {"float64", RSD_F64},
-                 {"float32", RSD_F32},
-                 {"float16", RSD_F16},
-                 {"bfloat16", RSD_BF16},
-                 {"float8_e4m3fn", RSD_F8E4M3},
-                 {"float8_e5m2", RSD_F8E5M2},
-                 {"float8_e4m3fnuz", RSD_F8E4M3FNUZ},
-                 {"float8_e5m2fnuz", RSD_F8E5M2FNUZ},
-                 {"float8_e8m0fnu", RSD_F8E8M0},
-                 {"int64", RSD_I64},
-                 {"int32", RSD_I32},
-                 {"int16", RSD_I16},
-                 {"int8", RSD_I8},
-                 {"uint64", RSD_U64},
-                 {"uint32", RSD_U32},
-                 {"uint16", RSD_U16},
-                 {"uint8", RSD_U8},
-                 {"bool", RSD_BOOL},
-                 {"complex64", RSD_C64},
-                 {"complex128", RSD_C128}};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (slice_is(name, names[i].name))
-            return names[i].dtype;
+    } codes[] = {{"f8", RSD_F64}, {"f4", RSD_F32},  {"f2", RSD_F16}, {"i8", RSD_I64},
+                 {"i4", RSD_I32}, {"i2", RSD_I16},  {"i1", RSD_I8},  {"u8", RSD_U64},
+                 {"u4", RSD_U32}, {"u2", RSD_U16},  {"u1", RSD_U8},  {"b1", RSD_BOOL},
+                 {"c8", RSD_C64}, {"c16", RSD_C128}};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (slice_is(code, codes[i].code))
+            return codes[i].dtype;
     return 0;
 }
 
-/* Takes a dtype: "<f4" of NumPy, or the name of a type. */
+/* Takes a dtype: "<f4" of NumPy, or the name of a type, which is that of torch. */
 static rsd_status take_dtype(struct json *j, bool v3, struct zarr_array *array)
 {
     struct slice name;
     if (json_peek(j) != '"') { /* a list of fields, or a type with settings */
-        note_refused(array, "structured dtype", (struct slice){"", 0});
+        note_refused(array, "structured dtype", slice_of(""));
         array->dtype = RSD_U8;
         return json_skip(j);
     }
     TRY(json_string(j, &name));
-    struct slice plain = name;
-    bool numpy = !v3 && name.nbytes > 1 && strchr("<>|", name.bytes[0]);
-    if (numpy) {
+    if (!v3 && name.nbytes > 1 && strchr("<>|", name.bytes[0])) {
         array->big_endian = name.bytes[0] == '>';
-        plain = (struct slice){name.bytes + 1, name.nbytes - 1};
+        array->dtype = find_numpy_dtype((struct slice){name.bytes + 1, name.nbytes - 1});
+    } else {
+        array->dtype = dtype_from_torch(name);
     }
-    rsd_dtype dtype = find_dtype(plain);
-    if (!dtype || numpy != (plain.nbytes <= 3)) {
+    if (!array->dtype) {
         note_refused(array, "dtype", name);
-        dtype = RSD_U8;
+        array->dtype = RSD_U8;
     }
-    array->dtype = dtype;
     return RSD_OK;
 }
 
@@ -202,7 +171,7 @@ static rsd_status take_v2_member(struct json *j, struct slice key, struct zarr_m
         return RSD_OK;
     }
     if (slice_is(key, "filters") && json_peek(j) == '[')
-        note_refused(array, "list of filters", (struct slice){"", 0});
+        note_refused(array, "list of filters", slice_of(""));
     return json_skip(j);
 }
 
@@ -309,7 +278,7 @@ static rsd_status take_codec(struct json *j, struct codec_chain *chain, bool ins
         }
         TRY(json_skip(j));
     }
-    struct slice known = {name, strlen(name)};
+    struct slice known = slice_of(name);
     add_codec(known, chain, inside, array);
     if (!settings)
         return RSD_OK;

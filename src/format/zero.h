@@ -27,10 +27,6 @@ void zero_files_drop(struct zero_files *files);
 int zero_probe(const struct store_listing *listing, const struct store_entry *entry,
                struct slice start);
 
-/* Returns the number of a file of this name, which is added if the store does not have it. */
-rsd_status zero_add_file(struct store *store, const char *directory, const char *name,
-                         uint32_t *file);
-
 /* ---- zero_params.c: what the model file says ---- */
 
 /* A parameter that flat vectors have. */

@@ -93,26 +93,6 @@ int zero_probe(const struct store_listing *listing, const struct store_entry *en
 
 /* ---- tags ---- */
 
-rsd_status zero_add_file(struct store *store, const char *directory, const char *name,
-                         uint32_t *file)
-{
-    size_t n = strlen(directory) + strlen(name) + 2;
-    char *path = mem_new(n, 1);
-    if (!path)
-        return RSD_ENOMEM;
-    snprintf(path, n, "%s%s%s", directory, *directory ? "/" : "", name);
-    rsd_status status = RSD_OK;
-    uint32_t i = 0;
-    while (i < store->names.n && strcmp(store_file_name(store, i), path) != 0)
-        i++;
-    if (i < store->names.n)
-        *file = i;
-    else
-        status = store_add_file(store, (struct slice){path, strlen(path)}, file);
-    mem_free(path);
-    return status;
-}
-
 /* Reads the name of a directory from `latest` or `latest_universal`. *tag is NULL if the store has no such
  * file; the caller frees it. */
 static rsd_status read_tag(struct store *store, const char *name, char **tag)
@@ -158,14 +138,7 @@ static rsd_status choose_tag(struct store *store, char *latest, char *universal,
                     "%s: latest names %.100s and latest_universal names %.100s; name the directory "
                     "to read",
                     store->path, latest, universal);
-    *directory = mem_copy(universal ? universal
-                          : latest  ? latest
-                                    : "",
-                          strlen(universal ? universal
-                                 : latest  ? latest
-                                           : "") +
-                              1,
-                          1);
+    *directory = text_copy(universal ? universal : latest ? latest : "");
     return *directory ? RSD_OK : RSD_ENOMEM;
 }
 
@@ -229,7 +202,7 @@ static rsd_status add_role_files(const struct role_files *files, struct store *s
     if (!*out)
         return RSD_ENOMEM;
     for (uint32_t r = 0; r < files->n; r++)
-        TRY(zero_add_file(store, directory, files->names[r], &(*out)[r]));
+        TRY(format_add_file(store, directory, slice_of(files->names[r]), &(*out)[r]));
     return RSD_OK;
 }
 

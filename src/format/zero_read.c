@@ -279,7 +279,7 @@ static rsd_status check_files(const struct zero_reader *reader)
 static rsd_status read_model(struct zero_reader *reader)
 {
     uint32_t first = reader->files.model[0];
-    struct torch_visit visit;
+    struct torch_visit visit = {.file = &reader->model, .catalog = reader->catalog};
     rsd_status status = zero_read_params(reader);
     if (!status)
         status = check_files(reader);
@@ -290,7 +290,6 @@ static rsd_status read_model(struct zero_reader *reader)
     else if (reader->files.noptim > 0)
         TRY(zero_read_partitions(reader));
     TRY(zero_read_fragments(reader));
-    torch_visit_start(&visit, &reader->model, reader->catalog, first);
     status = add_state_dict(reader, &visit);
     if (!status)
         status = zero_add_model_values(reader, &visit);

@@ -7,11 +7,11 @@
  */
 #include "zero.h"
 
-/* The optimizer file of one rank, while it is read. */
+/* The file of one rank, while it is read. */
 struct partition_file {
     struct zero_reader *reader;
-    struct torch_file file;
-    uint32_t index, rank;
+    struct torch_file *file;
+    uint32_t rank;
     pickle_node states; /* optimizer_state_dict */
     uint32_t nvectors;  /* groups, or sub-groups of stage 3 */
     int64_t *ids;       /* by group: its number in the state of the optimizer */
@@ -22,14 +22,13 @@ struct partition_file {
 /* Adds the fp32 vectors, one per group. */
 static rsd_status add_master_runs(struct partition_file *part, pickle_node list)
 {
-    struct pickle_walk walk = pickle_walk(&part->file.tree, list);
+    struct pickle_walk walk = pickle_walk(&part->file->tree, list);
     pickle_node tensor;
     uint32_t group = 0;
     for (; pickle_walk_next(&walk, &tensor); group++) {
-        if (!torch_view_is_tensor(&part->file.tree, tensor))
+        if (!torch_view_is_tensor(&part->file->tree, tensor))
             return fail(RSD_EUNSUPPORTED, "fp32 vector of group %u is not a tensor", group);
-        TRY(flat_set_add_run(&part->reader->trained.set, 0, group, part->rank, &part->file,
-                             part->index, tensor));
+        TRY(flat_set_add_run(&part->reader->trained.set, 0, group, part->rank, part->file, tensor));
     }
     part->nvectors = group;
     return RSD_OK;
@@ -38,7 +37,7 @@ static rsd_status add_master_runs(struct partition_file *part, pickle_node list)
 /* Adds the optimizer's states of one group. */
 static rsd_status add_group_states(struct partition_file *part, uint32_t group, pickle_node states)
 {
-    const struct pickle_tree *tree = &part->file.tree;
+    const struct pickle_tree *tree = &part->file->tree;
     struct pickle_walk walk = pickle_walk_dict(tree, states);
     pickle_node key, value;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
@@ -46,7 +45,7 @@ static rsd_status add_group_states(struct partition_file *part, uint32_t group, 
         if (pickle_kind(tree, key) != NODE_STRING || name.nbytes == 0)
             return fail(RSD_EFORMAT, "optimizer state has a key that is not a name");
         rsd_status status = flat_set_add_state(&part->reader->trained.set, name, group, part->rank,
-                                               &part->file, part->index, value);
+                                               part->file, value);
         if (status)
             return fail_in(status, "%.*s of group %u: ", slice_width(name, 100), name.bytes, group);
     }
@@ -56,7 +55,7 @@ static rsd_status add_group_states(struct partition_file *part, uint32_t group, 
 /* Finds the number of each group in the optimizer: its own in stage 3, else the first of its params. */
 static rsd_status read_state_ids(struct partition_file *part, pickle_node optimizer)
 {
-    const struct pickle_tree *tree = &part->file.tree;
+    const struct pickle_tree *tree = &part->file->tree;
     pickle_node groups = pickle_find(tree, optimizer, "param_groups"), dict, first;
     struct pickle_walk walk = pickle_walk(tree, groups);
     part->ids = mem_new(part->nvectors, sizeof *part->ids);
@@ -93,7 +92,7 @@ static rsd_status find_state_group(struct partition_file *part, int64_t id, uint
 /* Adds the states of {state: {id: states}, param_groups}, or of a list with one dict per group. */
 static rsd_status add_optimizer_states(struct partition_file *part, pickle_node optimizer)
 {
-    const struct pickle_tree *tree = &part->file.tree;
+    const struct pickle_tree *tree = &part->file->tree;
     pickle_node key, value, states = pickle_find(tree, optimizer, "state");
     uint32_t group = 0;
     int64_t id;
@@ -118,7 +117,7 @@ static rsd_status add_optimizer_states(struct partition_file *part, pickle_node 
 /* Reads the number of ranks over which the vectors are cut. *count is 0 if the file does not say it. */
 static rsd_status read_partition_count(const struct partition_file *part, int64_t *count)
 {
-    const struct pickle_tree *tree = &part->file.tree;
+    const struct pickle_tree *tree = &part->file->tree;
     pickle_node node = pickle_find(tree, part->states, "partition_count"), item;
     *count = 0;
     if (pickle_kind(tree, node) != NODE_LIST) {
@@ -160,7 +159,7 @@ static rsd_status check_partition_count(const struct partition_file *part)
 /* Reads the paddings between the parameters of stages 1 and 2: a list per group, with one number each. */
 static rsd_status read_paddings(struct partition_file *part)
 {
-    const struct pickle_tree *tree = &part->file.tree;
+    const struct pickle_tree *tree = &part->file->tree;
     struct zero_reader *reader = part->reader;
     pickle_node groups = pickle_find(tree, part->states, "param_alignment_paddings"), list, item;
     struct pickle_walk walk = pickle_walk(tree, groups);
@@ -183,11 +182,14 @@ static rsd_status read_paddings(struct partition_file *part)
 /* ---- all ranks ---- */
 
 /* Reads the vectors and states in the file of one rank, and compares it with that of rank 0. */
-static rsd_status read_partition(struct partition_file *part, uint32_t *nvectors)
+static rsd_status read_partition(struct torch_visit *visit)
 {
-    const struct pickle_tree *tree = &part->file.tree;
+    struct partition_file *part = visit->context;
+    const struct pickle_tree *tree = &visit->file->tree;
     struct zero_reader *reader = part->reader;
-    part->states = pickle_find(tree, part->file.root, "optimizer_state_dict");
+    uint32_t nvectors = part->nvectors; /* of the rank before */
+    part->file = visit->file;
+    part->states = pickle_find(tree, part->file->root, "optimizer_state_dict");
     pickle_node list = pickle_find(tree, part->states, "fp32_flat_groups");
     bool each_cut = pickle_kind(tree, list) == NODE_LIST;
     if (!each_cut)
@@ -204,10 +206,9 @@ static rsd_status read_partition(struct partition_file *part, uint32_t *nvectors
     if (reader->trained.set.each_cut != each_cut)
         return fail(RSD_EFORMAT, "file is of another stage of ZeRO than that of rank 0");
     TRY(add_master_runs(part, list));
-    if (part->rank > 0 && part->nvectors != *nvectors)
+    if (part->rank > 0 && part->nvectors != nvectors)
         return fail(RSD_EFORMAT, "file has %u groups; that of rank 0 has %u", part->nvectors,
-                    *nvectors);
-    *nvectors = part->nvectors;
+                    nvectors);
     pickle_node optimizer =
         pickle_find(tree, part->states, each_cut ? "optimizer_state_dict" : "base_optimizer_state");
     TRY(read_state_ids(part, optimizer));
@@ -216,49 +217,47 @@ static rsd_status read_partition(struct partition_file *part, uint32_t *nvectors
 
 rsd_status zero_read_partitions(struct zero_reader *reader)
 {
-    uint32_t nvectors = 0, master;
+    struct partition_file part = {.reader = reader};
+    uint32_t master;
     reader->trained.set.nranks = reader->files.noptim;
-    TRY(flat_set_find_state(&reader->trained.set, (struct slice){"", 0}, &master));
-    for (uint32_t rank = 0; rank < reader->files.noptim; rank++) {
-        struct partition_file part = {
-            .reader = reader, .index = reader->files.optim[rank], .rank = rank};
-        rsd_status status = torch_file_open(&part.file, reader->store, part.index);
-        if (!status) {
-            status = read_partition(&part, &nvectors);
-            torch_file_close(&part.file);
-        }
+    TRY(flat_set_find_state(&reader->trained.set, slice_of(""), &master));
+    for (; part.rank < reader->files.noptim; part.rank++) {
+        struct torch_visit visit = {.context = &part};
+        rsd_status status =
+            torch_visit_file(&visit, reader->store, reader->files.optim[part.rank], read_partition);
         mem_free(part.ids);
-        if (status)
-            return store_fail_in(reader->store, part.index, status);
+        part.ids = NULL;
+        TRY(status);
     }
     TRY(flat_set_finish(&reader->trained.set));
-    if (!reader->trained.set.each_cut && reader->ngroups != nvectors)
+    if (!reader->trained.set.each_cut && reader->ngroups != part.nvectors)
         return store_fail_in(reader->store, reader->files.model[0],
                              fail(RSD_EFORMAT,
                                   "param_shapes has %u groups; the optimizer files have %u",
-                                  reader->ngroups, nvectors));
-    return zero_place_params(reader, nvectors);
+                                  reader->ngroups, part.nvectors));
+    return zero_place_params(reader, part.nvectors);
 }
 
 /* ---- frozen parameters of stage 3 ---- */
 
 /* Adds the fragments of one rank, which has a part of each frozen parameter. */
-static rsd_status add_fragments(struct zero_reader *reader, struct torch_file *file, uint32_t index,
-                                uint32_t rank)
+static rsd_status add_fragments(struct torch_visit *visit)
 {
-    const struct pickle_tree *tree = &file->tree;
-    pickle_node dict = pickle_find(tree, file->root, "frozen_param_fragments"), key, tensor;
+    const struct partition_file *part = visit->context;
+    struct zero_list *list = &part->reader->frozen;
+    const struct pickle_tree *tree = &visit->file->tree;
+    pickle_node dict = pickle_find(tree, visit->file->root, "frozen_param_fragments"), key, tensor;
     struct pickle_walk walk = pickle_walk_dict(tree, dict);
     if (!pickle_is_dict(tree, dict))
         return fail(RSD_EFORMAT, "frozen_param_fragments is not a dict");
     while (pickle_walk_next_pair(&walk, &key, &tensor)) {
         struct slice name = pickle_text(tree, key);
-        const struct zero_param *param = zero_list_find(&reader->frozen, name);
+        const struct zero_param *param = zero_list_find(list, name);
         if (!param || !torch_view_is_tensor(tree, tensor))
             return fail(RSD_EFORMAT, "%.*s: fragment is not a tensor of frozen_param_shapes",
                         slice_width(name, 300), name.bytes);
         rsd_status status =
-            flat_set_add_run(&reader->frozen.set, 0, param->vector, rank, file, index, tensor);
+            flat_set_add_run(&list->set, 0, param->vector, part->rank, visit->file, tensor);
         if (status)
             return fail_in(status, "%.*s: ", slice_width(name, 300), name.bytes);
     }
@@ -267,6 +266,7 @@ static rsd_status add_fragments(struct zero_reader *reader, struct torch_file *f
 
 rsd_status zero_read_fragments(struct zero_reader *reader)
 {
+    struct partition_file part = {.reader = reader};
     struct zero_list *list = &reader->frozen;
     uint32_t master;
     if (list->n == 0)
@@ -274,19 +274,12 @@ rsd_status zero_read_fragments(struct zero_reader *reader)
     list->by_param = true;
     list->set.nranks = reader->files.nmodel;
     list->set.each_cut = true;
-    TRY(flat_set_find_state(&list->set, (struct slice){"", 0}, &master));
+    TRY(flat_set_find_state(&list->set, slice_of(""), &master));
     for (size_t i = 0; i < list->n; i++)
         list->params[i].vector = (uint32_t)i;
-    for (uint32_t rank = 0; rank < reader->files.nmodel; rank++) {
-        uint32_t index = reader->files.model[rank];
-        struct torch_file file;
-        rsd_status status = torch_file_open(&file, reader->store, index);
-        if (!status) {
-            status = add_fragments(reader, &file, index, rank);
-            torch_file_close(&file);
-        }
-        if (status)
-            return store_fail_in(reader->store, index, status);
+    for (; part.rank < reader->files.nmodel; part.rank++) {
+        struct torch_visit visit = {.context = &part};
+        TRY(torch_visit_file(&visit, reader->store, reader->files.model[part.rank], add_fragments));
     }
     TRY(flat_set_finish(&list->set));
     return zero_check_fragments(reader);

@@ -49,26 +49,35 @@ static rsd_status take_stated_shape(struct zero_reader *reader, struct torch_fil
     return RSD_OK;
 }
 
-/* Adds the fp32 tensor of a parameter; *index is the number of the parameter. */
-static rsd_status add_universal_master(struct zero_reader *reader, struct torch_file *file,
-                                       uint32_t index, const char *name, size_t *number)
+/* The directory of a parameter, while its files are read. */
+struct universal_param {
+    struct zero_reader *reader;
+    const char *name; /* of the parameter */
+    size_t number;    /* in the list, once fp32.pt was read */
+    const char *base; /* of the file that is read */
+};
+
+/* Adds the fp32 tensor of a parameter, and finds its number. */
+static rsd_status add_universal_master(struct torch_visit *visit)
 {
+    struct universal_param *from = visit->context;
+    struct zero_reader *reader = from->reader;
+    struct torch_file *file = visit->file;
     bool shaped;
     pickle_node tensor = find_param_tensor(file, &shaped);
-    struct slice text = {name, strlen(name)};
     if (!torch_view_is_tensor(&file->tree, tensor))
         return fail(RSD_EFORMAT, "file has no tensor 'param'");
-    if (!string_map_find(&reader->trained.by_name, text, number)) {
+    if (!string_map_find(&reader->trained.by_name, slice_of(from->name), &from->number)) {
         if (!shaped)
             return fail(RSD_EFORMAT, "tensor has no shape, and the model file lists none");
-        TRY(add_unlisted_param(reader, file, tensor, name));
-        *number = reader->trained.n - 1;
+        TRY(add_unlisted_param(reader, file, tensor, from->name));
+        from->number = reader->trained.n - 1;
     } else if (shaped) {
-        TRY(take_stated_shape(reader, file, tensor, &reader->trained.params[*number]));
+        TRY(take_stated_shape(reader, file, tensor, &reader->trained.params[from->number]));
     }
-    struct zero_param *param = &reader->trained.params[*number];
-    param->vector = (uint32_t)*number;
-    TRY(flat_set_add_run(&reader->trained.set, 0, param->vector, 0, file, index, tensor));
+    struct zero_param *param = &reader->trained.params[from->number];
+    param->vector = (uint32_t)from->number;
+    TRY(flat_set_add_run(&reader->trained.set, 0, param->vector, 0, file, tensor));
     int64_t count = reader->trained.set.runs[reader->trained.set.nruns - 1].count;
     if (count != param->numel)
         return fail(RSD_EFORMAT, "tensor has %lld elements; param_shapes says %lld",
@@ -77,57 +86,51 @@ static rsd_status add_universal_master(struct zero_reader *reader, struct torch_
 }
 
 /* Adds one state of a parameter, which must have as many elements. */
-static rsd_status add_universal_state(struct zero_reader *reader, struct torch_file *file,
-                                      uint32_t index, const char *base, size_t number)
+static rsd_status add_universal_state(struct torch_visit *visit)
 {
+    const struct universal_param *from = visit->context;
+    struct zero_list *list = &from->reader->trained;
+    struct slice key = {from->base, strlen(from->base) - strlen(".pt")};
+    size_t before = list->set.nruns;
     bool shaped;
-    pickle_node tensor = find_param_tensor(file, &shaped);
-    struct slice key = {base, strlen(base) - strlen(".pt")};
-    size_t before = reader->trained.set.nruns;
-    TRY(flat_set_add_state(&reader->trained.set, key, (uint32_t)number, 0, file, index, tensor));
-    if (reader->trained.set.nruns > before &&
-        reader->trained.set.runs[before].count != reader->trained.params[number].numel)
+    pickle_node tensor = find_param_tensor(visit->file, &shaped);
+    TRY(flat_set_add_state(&list->set, key, (uint32_t)from->number, 0, visit->file, tensor));
+    if (list->set.nruns > before &&
+        list->set.runs[before].count != list->params[from->number].numel)
         return fail(RSD_EFORMAT, "tensor has %lld elements; its parameter has %lld",
-                    (long long)reader->trained.set.runs[before].count,
-                    (long long)reader->trained.params[number].numel);
+                    (long long)list->set.runs[before].count,
+                    (long long)list->params[from->number].numel);
     return RSD_OK;
 }
 
-/* Opens a file of a parameter, and adds what is in it. base is fp32.pt, or another name for a state. */
-static rsd_status add_universal_file(struct zero_reader *reader, const char *directory,
-                                     const char *base, const char *name, size_t *number)
+/* Adds what a file of a parameter has: its fp32 tensor, or one of its states. */
+static rsd_status add_universal_file(struct universal_param *from, const char *directory,
+                                     const char *base)
 {
-    struct torch_file file;
+    struct store *store = from->reader->store;
+    struct torch_visit visit = {.context = from};
     uint32_t index;
-    char path[MAX_PATH_NBYTES];
-    int n = snprintf(path, sizeof path, "%s/%s", directory, base);
-    if (n >= (int)sizeof path)
-        return fail(RSD_ELIMIT, "%s/%.300s/%s: path exceeds %d bytes", reader->store->path,
-                    directory, base, (int)sizeof path);
-    TRY(store_add_file(reader->store, (struct slice){path, (size_t)n}, &index));
-    rsd_status status = torch_file_open(&file, reader->store, index);
-    if (!status) {
-        status = name ? add_universal_master(reader, &file, index, name, number)
-                      : add_universal_state(reader, &file, index, base, *number);
-        torch_file_close(&file);
-    }
-    return status ? store_fail_in(reader->store, index, status) : RSD_OK;
+    from->base = base;
+    TRY(format_add_file(store, directory, slice_of(base), &index));
+    return torch_visit_file(&visit, store, index,
+                            strcmp(base, "fp32.pt") == 0 ? add_universal_master
+                                                         : add_universal_state);
 }
 
 /* Adds a parameter and its states, from the files in its directory. */
 static rsd_status add_universal_param(struct zero_reader *reader, const struct store_entry *entry)
 {
+    struct universal_param from = {.reader = reader, .name = entry->base};
     struct store_listing listing;
-    size_t number = 0;
     rsd_status status = store_list(reader->store, entry->name, &listing);
     if (status)
         return fail_in(status, "%s/%s: ", reader->store->path, entry->name);
-    status = add_universal_file(reader, entry->name, "fp32.pt", entry->base, &number);
+    status = add_universal_file(&from, entry->name, "fp32.pt");
     for (size_t i = 0; i < listing.n && !status; i++) {
         const char *base = listing.entries[i].base;
         if (!listing.entries[i].directory && has_suffix(base, ".pt") &&
             strcmp(base, "fp32.pt") != 0)
-            status = add_universal_file(reader, entry->name, base, NULL, &number);
+            status = add_universal_file(&from, entry->name, base);
     }
     store_listing_drop(&listing);
     return status;
@@ -136,7 +139,7 @@ static rsd_status add_universal_param(struct zero_reader *reader, const struct s
 /* Returns whether a directory has a copy of what the model file has as it is. */
 static bool is_model_copy(const struct zero_reader *reader, const char *name)
 {
-    struct slice text = {name, strlen(name)};
+    struct slice text = slice_of(name);
     size_t number;
     return !string_map_find(&reader->trained.by_name, text, &number) &&
            string_map_find(&reader->entries_by_name, text, &number);
@@ -165,17 +168,15 @@ rsd_status zero_read_universal(struct zero_reader *reader)
     uint32_t master;
     reader->trained.set.nranks = 1;
     reader->trained.max_padding = 1;
-    TRY(flat_set_find_state(&reader->trained.set, (struct slice){"", 0}, &master));
+    TRY(flat_set_find_state(&reader->trained.set, slice_of(""), &master));
     snprintf(path, sizeof path, "%s%szero", directory, *directory ? "/" : "");
     rsd_status status = store_list(reader->store, path, &listing);
     if (status)
         return fail_in(status, "%s/%s: ", reader->store->path, path);
     for (size_t i = 0; i < listing.n && !status; i++)
         if (strcmp(listing.entries[i].base, "optimizer_state.pt") == 0)
-            status = store_add_file(
-                reader->store,
-                (struct slice){listing.entries[i].name, strlen(listing.entries[i].name)},
-                &reader->files.optimizer_state);
+            status = store_add_file(reader->store, slice_of(listing.entries[i].name),
+                                    &reader->files.optimizer_state);
         else if (listing.entries[i].directory && !is_model_copy(reader, listing.entries[i].base))
             status = add_universal_param(reader, &listing.entries[i]);
     store_listing_drop(&listing);

@@ -7,13 +7,11 @@
 rsd_status zero_visit(struct torch_visit *visit, pickle_node node, const char *prefix,
                       struct slice name)
 {
-    if (*prefix)
-        TRY(torch_visit_enter(visit, (struct slice){prefix, strlen(prefix)}, false));
-    TRY(torch_visit_enter(visit, name, false));
-    TRY(torch_visit_run(visit, node));
+    if (!*prefix)
+        return torch_visit_part(visit, name, node);
+    TRY(torch_visit_enter(visit, slice_of(prefix)));
+    TRY(torch_visit_part(visit, name, node));
     torch_visit_leave(visit);
-    if (*prefix)
-        torch_visit_leave(visit);
     return RSD_OK;
 }
 
@@ -77,22 +75,10 @@ static rsd_status add_other_vectors(struct zero_reader *reader)
 /* Adds a scalar state as a value. */
 static rsd_status add_scalar_value(struct catalog *catalog, struct slice name, const char *json)
 {
-    struct bytes pickle = {0};
     if (!budget_take_text(strlen(json)) || !budget_take_memory(strlen(json)))
         return budget_fail();
     char *copy = text_copy(json);
-    if (!copy)
-        return RSD_ENOMEM;
-    rsd_status status = pickle_write_json(json, &pickle);
-    if (!status)
-        status = catalog_add_value(catalog, name, (struct extent){.kind = EXTENT_NONE}, copy);
-    if (status) {
-        mem_free(copy);
-        bytes_drop(&pickle);
-        return status;
-    }
-    catalog->values[catalog->nvalues - 1].pickle = pickle;
-    return RSD_OK;
+    return copy ? catalog_add_json(catalog, name, NULL, copy) : RSD_ENOMEM;
 }
 
 /* Adds the numbers of a group for each of its parameters. */
@@ -153,9 +139,7 @@ static rsd_status add_param_names(struct torch_visit *visit, pickle_node ids)
         }
     text_add(&text, "]");
     TRY(text_take(&text, &json));
-    rsd_status status = add_scalar_value(visit->catalog, torch_visit_name(visit), json);
-    rsd_free(json);
-    return status;
+    return catalog_add_json(visit->catalog, torch_visit_name(visit), NULL, json);
 }
 
 static rsd_status add_group_value(struct torch_visit *visit, pickle_node c)
@@ -185,8 +169,7 @@ static bool is_layout_key(struct slice key)
 }
 
 /* Adds the values of optimizer_state_dict, or of optimizer_state.pt of a universal checkpoint. */
-static rsd_status add_optimizer_values(struct zero_reader *reader, struct torch_visit *visit,
-                                       pickle_node states)
+static rsd_status add_optimizer_values(struct torch_visit *visit, pickle_node states)
 {
     const struct pickle_tree *tree = &visit->file->tree;
     struct pickle_walk walk = pickle_walk_dict(tree, states);
@@ -194,10 +177,9 @@ static rsd_status add_optimizer_values(struct zero_reader *reader, struct torch_
     const char *const optimizers[] = {"base_optimizer_state", "optimizer_state_dict"};
     for (size_t i = 0; i < 2 && groups == PICKLE_ABSENT; i++)
         groups = pickle_find(tree, pickle_find(tree, states, optimizers[i]), "param_groups");
-    visit->context = reader;
     visit->on_value = add_group_value;
     if (groups != PICKLE_ABSENT)
-        TRY(zero_visit(visit, groups, "optimizer", (struct slice){"param_groups", 12}));
+        TRY(zero_visit(visit, groups, "optimizer", slice_of("param_groups")));
     visit->on_value = NULL;
     while (pickle_walk_next_pair(&walk, &key, &value)) {
         struct slice text = pickle_text(tree, key);
@@ -208,53 +190,42 @@ static rsd_status add_optimizer_values(struct zero_reader *reader, struct torch_
 }
 
 /* Adds the step of a universal checkpoint that has no step.pt: it is in optimizer_state.pt. */
-static rsd_status add_common_step(struct zero_reader *reader, struct torch_file *file,
-                                  uint32_t index)
+static rsd_status add_common_step(struct zero_reader *reader, struct torch_file *file)
 {
     const struct pickle_tree *tree = &file->tree;
     struct zero_list *list = &reader->trained;
-    pickle_node optimizer = pickle_find(tree, file->root, "optimizer_state_dict");
-    pickle_node states = pickle_find(tree, optimizer, "state"), key, value;
-    struct pickle_walk walk = pickle_walk_dict(tree, states);
-    if (list->set.nscalars > 0 || !pickle_is_dict(tree, states) ||
-        !pickle_walk_next_pair(&walk, &key, &value))
+    pickle_node optimizer = pickle_find(tree, file->root, "optimizer_state_dict"), key, value;
+    struct pickle_walk walk = pickle_walk_dict(tree, pickle_find(tree, optimizer, "state"));
+    if (list->set.nscalars > 0 || !pickle_walk_next_pair(&walk, &key, &value))
         return RSD_OK;
     pickle_node step = pickle_find(tree, value, "step");
     for (uint32_t i = 0; i < list->n && step != PICKLE_ABSENT; i++)
-        TRY(flat_set_add_state(&list->set, (struct slice){"step", 4}, i, 0, file, index, step));
+        TRY(flat_set_add_state(&list->set, slice_of("step"), i, 0, file, step));
     return RSD_OK;
 }
 
 /* Adds the values of a file of the optimizer. */
-static rsd_status add_optimizer_file(struct zero_reader *reader, uint32_t index)
+static rsd_status add_optimizer_file(struct torch_visit *visit)
 {
-    struct torch_file file;
-    struct torch_visit visit;
-    rsd_status status = torch_file_open(&file, reader->store, index);
-    if (status)
-        return store_fail_in(reader->store, index, status);
-    torch_visit_start(&visit, &file, reader->catalog, index);
-    if (reader->files.universal)
-        status = add_common_step(reader, &file, index);
-    if (!status)
-        status = add_optimizer_values(
-            reader, &visit,
-            reader->files.universal ? file.root
-                                    : pickle_find(&file.tree, file.root, "optimizer_state_dict"));
-    torch_visit_end(&visit);
-    torch_file_close(&file);
-    return status ? store_fail_in(reader->store, index, status) : RSD_OK;
+    struct zero_reader *reader = visit->context;
+    struct torch_file *file = visit->file;
+    if (!reader->files.universal)
+        return add_optimizer_values(visit,
+                                    pickle_find(&file->tree, file->root, "optimizer_state_dict"));
+    TRY(add_common_step(reader, file));
+    return add_optimizer_values(visit, file->root);
 }
 
 rsd_status zero_add_states(struct zero_reader *reader)
 {
+    struct torch_visit visit = {.catalog = reader->catalog, .context = reader};
     uint32_t index = reader->files.optimizer_state;
     if (!reader->files.universal && reader->files.noptim > 0)
         index = reader->files.optim[0];
     TRY(add_state_tensors(reader));
     TRY(add_other_vectors(reader));
     if (index != UINT32_MAX)
-        TRY(add_optimizer_file(reader, index));
+        TRY(torch_visit_file(&visit, reader->store, index, add_optimizer_file));
     return add_state_scalars(reader);
 }
 
@@ -284,12 +255,10 @@ static rsd_status add_plain_state(struct torch_visit *visit, pickle_node c)
         return torch_visit_add_tensor(visit, c);
     TRY(torch_view_read(&visit->file->tree, c, &view));
     if (view.ndim == 0)
-        TRY(flat_read_scalar(visit->file, visit->index, c, &json));
+        TRY(flat_read_scalar(visit->file, c, &json));
     if (!json)
         return torch_visit_add_tensor(visit, c);
-    rsd_status status = add_scalar_value(visit->catalog, torch_visit_name(visit), json);
-    rsd_free(json);
-    return status;
+    return catalog_add_json(visit->catalog, torch_visit_name(visit), NULL, json);
 }
 
 rsd_status zero_add_model_values(struct zero_reader *reader, struct torch_visit *visit)

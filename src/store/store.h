@@ -21,8 +21,9 @@ void name_list_drop(struct name_list *names);
 
 struct store {
     const struct store_ops *ops;
-    char *path;             /* of the directory, for messages */
-    struct name_list names; /* of the files, by number */
+    char *path;                /* of the directory, for messages */
+    struct name_list names;    /* of the files, by number */
+    struct string_map numbers; /* of the files, by name */
     bool *counted; /* by file: the budget of the call that opens the checkpoint knows its length */
     size_t counted_capacity;
     bool writable;     /* its files are written; sizes are not checked against an earlier one */
@@ -115,7 +116,7 @@ void store_listing_drop(struct store_listing *listing);
 /* Returns EFORMAT for a name that is absolute, or has empty parts, "." or "..", or is empty. */
 rsd_status store_check_name(struct slice name);
 
-/* Adds a file without opening it. It need not exist yet. */
+/* Adds a file without opening it. It need not exist yet. A name that the store has keeps its number. */
 rsd_status store_add_file(struct store *store, struct slice name, uint32_t *file);
 static inline const char *store_file_name(const struct store *store, uint32_t file)
 {

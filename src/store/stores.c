@@ -70,21 +70,28 @@ void store_close(struct store *store)
     char *path = store->path;
     bool *counted = store->counted;
     struct name_list names = store->names;
+    struct string_map numbers = store->numbers;
     store->ops->close(store);
     mem_free(path);
     mem_free(counted);
+    string_map_drop(&numbers);
     name_list_drop(&names);
 }
 
 rsd_status store_add_file(struct store *store, struct slice name, uint32_t *file)
 {
+    size_t number = store->names.n;
+    if (string_map_find(&store->numbers, name, &number)) {
+        *file = (uint32_t)number;
+        return RSD_OK;
+    }
     TRY(store_check_name(name));
-    if (store->names.n >= UINT32_MAX)
+    if (number >= UINT32_MAX)
         return fail(RSD_ELIMIT, "checkpoint has more than 2^32 files");
     TRY(store->ops->add(store));
     TRY(name_list_add(&store->names, name));
-    *file = (uint32_t)(store->names.n - 1);
-    return RSD_OK;
+    *file = (uint32_t)number;
+    return string_map_add(&store->numbers, store->names.list[number], number);
 }
 
 static rsd_status fail_in_file(const struct store *store, const char *name, rsd_status status)
