@@ -15,8 +15,10 @@ struct rank_tensor {
     int32_t ndim;
     int64_t shape[RSD_MAX_DIMS]; /* of the whole tensor */
     bool sharded;                /* a DTensor or a ShardedTensor; false: the file has all of it */
-    uint64_t place;              /* of its first element in the file; 0: it has none */
-    struct rank_box *boxes;      /* that are not empty */
+    bool
+        unruled; /* it is not known to be sharded: all ranks must have the same, even if rank 0's is taken */
+    uint64_t place;         /* of its first element in the file; 0: it has none */
+    struct rank_box *boxes; /* that are not empty */
     size_t nboxes;
 };
 
@@ -54,6 +56,10 @@ static inline rsd_status dtensor_fail_mesh(const char *what)
 rsd_status rank_tensor_read(struct torch_file *file, pickle_node c, int64_t rank,
                             struct mesh_cache *cache, struct rank_tensor *out);
 void rank_tensor_drop(struct rank_tensor *tensor);
+
+/* Adds the boxes that a position of a layout has, to a tensor without boxes. All of them lie in its local array. */
+rsd_status rank_tensor_add_boxes(struct rank_tensor *out, const rsd_layout *layout,
+                                 int64_t position, const struct stored_array *array);
 
 /* Finds the part of a distributed tensor that a file has, as a plain tensor, and the shape of the whole. EUNSUPPORTED:
  * there is no part, or several. */

@@ -230,20 +230,12 @@ static rsd_status make_spec_layout(const struct pickle_tree *tree, pickle_node s
 
 /* ---- DTensors ---- */
 
-/* Adds the boxes of a mesh position. Several of them lie in one local array. */
-static rsd_status add_local_boxes(const rsd_layout *layout, int64_t position,
-                                  const struct torch_view *view, const struct stored_array *array,
-                                  struct rank_tensor *out)
+rsd_status rank_tensor_add_boxes(struct rank_tensor *out, const rsd_layout *layout,
+                                 int64_t position, const struct stored_array *array)
 {
-    int64_t local[RSD_MAX_DIMS], nspans = 1, nshards;
-    char expected[SHAPE_TEXT_NCHARS], text[SHAPE_TEXT_NCHARS];
+    int64_t nspans = 1, nshards;
     size_t capacity = 0;
     rsd_shard *shards;
-    layout_array_shape(layout, position, local);
-    if (!same_shape(view->ndim, view->shape, layout->ndim, local))
-        return fail(RSD_EFORMAT, "local tensor has the shape %s; its placements demand %s",
-                    shape_text(view->ndim, view->shape, text),
-                    shape_text(layout->ndim, local, expected));
     for (int32_t d = 0; d < layout->ndim; d++)
         if (!mul_i64(nspans, max_i64(cuts_nspans_bound(&layout->cuts[d]), 1), &nspans) ||
             nspans > MAX_SPANS)
@@ -292,15 +284,22 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
         position = position * mesh->counts[a] + mesh->coordinates[a];
     }
     bool by_order = true;
-    int64_t local_shape[RSD_MAX_DIMS];
+    int64_t demanded[RSD_MAX_DIMS];
+    char a[SHAPE_TEXT_NCHARS], b[SHAPE_TEXT_NCHARS];
     TRY(make_spec_layout(tree, spec, mesh, out, &by_order, &layout));
-    layout_array_shape(layout, position, local_shape);
-    if (by_order && !same_shape(view.ndim, view.shape, layout->ndim, local_shape)) {
+    layout_array_shape(layout, position, demanded);
+    if (by_order && !same_shape(view.ndim, view.shape, out->ndim, demanded)) {
         rsd_layout_free(layout);
         by_order = false;
         TRY(make_spec_layout(tree, spec, mesh, out, &by_order, &layout));
+        layout_array_shape(layout, position, demanded);
     }
-    rsd_status status = add_local_boxes(layout, position, &view, &array, out);
+    rsd_status status;
+    if (same_shape(view.ndim, view.shape, out->ndim, demanded))
+        status = rank_tensor_add_boxes(out, layout, position, &array);
+    else
+        status = fail(RSD_EFORMAT, "local tensor has the shape %s; its placements demand %s",
+                      shape_text(view.ndim, view.shape, a), shape_text(out->ndim, demanded, b));
     rsd_layout_free(layout);
     return status;
 }

@@ -112,11 +112,10 @@ static rsd_status add_joined_part(struct joined_reader *reader, const struct sto
     const struct catalog *catalog = &file->checkpoint.catalog;
     size_t index = catalog_find_tensor(catalog, first->name);
     const int64_t *local = tensor_shape(catalog, &catalog->tensors[index]);
-    int64_t expected[RSD_MAX_DIMS], nshards;
+    int64_t expected[RSD_MAX_DIMS];
     char a[SHAPE_TEXT_NCHARS], b[SHAPE_TEXT_NCHARS];
     struct rank_tensor tensor = {.dtype = first->dtype, .ndim = first->ndim, .sharded = cut};
     struct stored_array array;
-    rsd_shard *shards;
     copy_i64s(tensor.shape, layout->shape, layout->ndim);
     layout_array_shape(layout, (int64_t)rank, expected);
     if (memcmp(local, expected, (size_t)layout->ndim * sizeof *local) != 0)
@@ -124,19 +123,7 @@ static rsd_status add_joined_part(struct joined_reader *reader, const struct sto
                     rank, shape_text(layout->ndim, local, a),
                     shape_text(layout->ndim, expected, b));
     TRY(format_locate(&file->checkpoint, index, 0, &array));
-    TRY(rsd_layout_boxes(layout, (int32_t)rank, &shards, &nshards));
-    tensor.boxes = mem_new((size_t)nshards, sizeof *tensor.boxes);
-    rsd_status status = tensor.boxes ? RSD_OK : RSD_ENOMEM;
-    for (int64_t i = 0; i < nshards && !status; i++) {
-        struct rank_box *box = &tensor.boxes[tensor.nboxes];
-        *box = (struct rank_box){.array = array};
-        copy_i64s(box->lo, shards[i].box.lo, layout->ndim);
-        copy_i64s(box->len, shards[i].box.len, layout->ndim);
-        for (int32_t d = 0; d < layout->ndim; d++)
-            box->array.base += shards[i].at[d] * array.strides[d];
-        tensor.nboxes += !box_is_empty(layout->ndim, box->len);
-    }
-    rsd_free(shards);
+    rsd_status status = rank_tensor_add_boxes(&tensor, layout, (int64_t)rank, &array);
     if (!status)
         status = rank_parts_add(&reader->parts, slice_of(first->name), first->path, (int64_t)rank,
                                 file->file, &tensor);

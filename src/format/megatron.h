@@ -7,7 +7,7 @@
 /* ---- megatron_rules.c: how tensor-parallel ranks cut a parameter ---- */
 
 enum megatron_join {
-    JOIN_UNKNOWN, /* no rule: copies, or it cannot be read */
+    JOIN_UNKNOWN, /* no rule: equal on all ranks, or it cannot be read */
     JOIN_COPIES,  /* every rank has all of it */
     JOIN_PARTS,   /* a dim is cut */
     JOIN_GATED /* the same; of a gated MLP each rank has a part of the gate, then one of the other half */

@@ -23,13 +23,6 @@ struct layer_stack {
     int64_t *counts; /* chunk * stages + stage */
 };
 
-/* A tensor without a rule, as the first rank has it. */
-struct plain_tensor {
-    uint32_t file;
-    struct torch_view view;
-    struct stored_array array;
-};
-
 struct megatron_reader {
     struct store *store;
     struct catalog *catalog;
@@ -43,9 +36,6 @@ struct megatron_reader {
     const struct megatron_file *file; /* that is read now */
     int64_t rank;                     /* its number */
     int32_t chunk;
-    struct string_map plain_names; /* of tensors without a rule; the names are those of parts */
-    struct plain_tensor *plain;
-    size_t nplain, plain_capacity;
 };
 
 /* ---- args ---- */
@@ -261,37 +251,6 @@ static rsd_status make_whole_name(struct megatron_reader *reader, struct slice *
 
 /* ---- tensors ---- */
 
-/* Refuses a tensor without a rule that is not the same on all tensor-parallel ranks. */
-static rsd_status check_plain_tensor(struct megatron_reader *reader, struct slice name,
-                                     uint32_t file, const struct torch_view *view,
-                                     const struct stored_array *array)
-{
-    size_t number;
-    bool equal = false;
-    char shape[SHAPE_TEXT_NCHARS];
-    if (!string_map_find(&reader->plain_names, name, &number)) {
-        const char *owned;
-        TRY(catalog_add_name(reader->catalog, name, &owned));
-        TRY(GROW(reader->plain, reader->plain_capacity, reader->nplain + 1));
-        TRY(string_map_add(&reader->plain_names, (struct slice){owned, name.nbytes},
-                           reader->nplain));
-        reader->plain[reader->nplain++] = (struct plain_tensor){file, *view, *array};
-        return RSD_OK;
-    }
-    const struct plain_tensor *first = &reader->plain[number];
-    const uint32_t files[2] = {first->file, file};
-    if (first->view.dtype == view->dtype && first->view.ndim == view->ndim &&
-        memcmp(first->view.shape, view->shape, (size_t)view->ndim * sizeof *view->shape) == 0)
-        TRY(copies_compare(reader->store, view->dtype, view->ndim, view->shape, files,
-                           &first->array, array, &equal));
-    if (equal)
-        return RSD_OK;
-    return fail(RSD_EUNSUPPORTED,
-                "tensor-parallel ranks have different parts %s, and no rule says which dim is cut; "
-                "add the rule '%.300s=S(0)' to from_rules (--from), or one with S(1), gated or R",
-                shape_text(view->ndim, view->shape, shape), name.bytes);
-}
-
 /* Checks that the first MLP layer of a rank has as many rows as args says. */
 static rsd_status check_gate(const struct megatron_reader *reader, struct slice name, int64_t rows)
 {
@@ -340,8 +299,7 @@ static rsd_status join_tensor(struct megatron_reader *reader, struct slice name,
         rule = megatron_rules_find(&reader->rules, name.bytes);
     enum megatron_join join = rule.join;
     int32_t dim = rule.dim;
-    if (join == JOIN_UNKNOWN)
-        TRY(check_plain_tensor(reader, name, reader->file->index, view, array));
+    tensor->unruled = join == JOIN_UNKNOWN;
     if (join == JOIN_UNKNOWN || join == JOIN_COPIES) {
         tensor->boxes[0] = (struct rank_box){.array = *array};
         copy_i64s(tensor->boxes[0].len, view->shape, view->ndim);
@@ -499,8 +457,6 @@ static rsd_status megatron_open(struct store *store, struct catalog *catalog,
     megatron_rules_close(&reader.rules);
     megatron_files_drop(&reader.files);
     rank_parts_drop(&reader.parts);
-    string_map_drop(&reader.plain_names);
-    mem_free(reader.plain);
     for (int32_t i = 0; i < reader.nstacks; i++) {
         mem_free(reader.stacks[i].name);
         mem_free(reader.stacks[i].counts);

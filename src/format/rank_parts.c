@@ -30,6 +30,7 @@ static rsd_status add_joint_tensor(struct rank_parts *parts, struct slice name, 
     struct joint_tensor joint = {.dtype = tensor->dtype,
                                  .ndim = tensor->ndim,
                                  .sharded = tensor->sharded,
+                                 .unruled = tensor->unruled,
                                  .first_rank = rank,
                                  .shape = parts->ncoordinates};
     TRY(catalog_add_name(parts->catalog, name, &joint.name.bytes));
@@ -41,6 +42,15 @@ static rsd_status add_joint_tensor(struct rank_parts *parts, struct slice name, 
     *index = parts->ntensors;
     parts->tensors[parts->ntensors++] = joint;
     return RSD_OK;
+}
+
+static rsd_status fail_unruled(const struct joint_tensor *joint, int32_t ndim, const int64_t *shape)
+{
+    char text[SHAPE_TEXT_NCHARS];
+    return fail(RSD_EUNSUPPORTED,
+                "tensor-parallel ranks have different parts %s, and no rule says which dim is cut; "
+                "add the rule '%.300s=S(0)' to from_rules (--from), or one with S(1), gated or R",
+                shape_text(ndim, shape, text), joint->name.bytes);
 }
 
 /* Checks that a rank has the tensor with the dtype and shape of the ranks before it. */
@@ -55,11 +65,14 @@ static rsd_status check_same_tensor(const struct rank_parts *parts,
                     (long long)(tensor->sharded ? rank : joint->first_rank),
                     (long long)(tensor->sharded ? joint->first_rank : rank));
     if (tensor->dtype != joint->dtype || tensor->ndim != joint->ndim ||
-        memcmp(shape, tensor->shape, (size_t)joint->ndim * sizeof *shape) != 0)
+        memcmp(shape, tensor->shape, (size_t)joint->ndim * sizeof *shape) != 0) {
+        if (joint->unruled)
+            return fail_unruled(joint, tensor->ndim, tensor->shape);
         return fail(RSD_EMISMATCH, "tensor is %s%s on rank %lld and %s%s on rank %lld",
                     rsd_dtype_name(joint->dtype), shape_text(joint->ndim, shape, a),
                     (long long)joint->first_rank, rsd_dtype_name(tensor->dtype),
                     shape_text(tensor->ndim, tensor->shape, b), (long long)rank);
+    }
     return RSD_OK;
 }
 
@@ -70,7 +83,7 @@ rsd_status rank_parts_add(struct rank_parts *parts, struct slice name, const cha
     if (!string_map_find(&parts->names, name, &index))
         TRY(add_joint_tensor(parts, name, path, rank, tensor, &index));
     struct joint_tensor *joint = &parts->tensors[index];
-    if (joint->nranks && parts->take_rank_0 && !joint->sharded)
+    if (joint->nranks && parts->take_rank_0 && !joint->sharded && !joint->unruled)
         return RSD_OK;
     if (joint->nranks && joint->last_rank == rank)
         return fail(RSD_EFORMAT, "two tensors of rank %lld have this name", (long long)rank);
@@ -127,12 +140,14 @@ static rsd_status compare_box_copies(const struct rank_parts *parts, const struc
     const uint32_t files[2] = {first->file, copy->file};
     char text[BOX_TEXT_NCHARS];
     bool equal;
-    if (parts->take_rank_0)
+    if (parts->take_rank_0 && !tensor->unruled)
         return RSD_OK;
     TRY(copies_compare(parts->store, tensor->dtype, tensor->ndim, len, files, &first->array,
                        &copy->array, &equal));
     if (equal)
         return RSD_OK;
+    if (tensor->unruled)
+        return fail_unruled(tensor, tensor->ndim, len);
     return fail(RSD_EMISMATCH,
                 "copies of %s on ranks %d and %d differ; set take_rank_0 (--take-rank-0) to take "
                 "that of rank %d",

@@ -10,7 +10,7 @@ struct joint_tensor {
     struct slice name; /* owned by the catalog */
     rsd_dtype dtype;
     int32_t ndim;
-    bool sharded;
+    bool sharded, unruled;                 /* as those of struct rank_tensor */
     int64_t first_rank, last_rank, nranks; /* that have it */
     size_t shape;                          /* into the coordinates */
     const char *path;                      /* as that of struct stored_tensor */
