@@ -10,11 +10,6 @@
 
 enum { NNAMES = 5000, NCHOSEN = 512 };
 
-static struct slice slice_of(const char *text)
-{
-    return (struct slice){text, strlen(text)};
-}
-
 /* Returns the longest run of occupied slots: what a search may have to go through. */
 static size_t longest_run(const struct string_map *map)
 {

@@ -304,11 +304,6 @@ static void items(void)
 
 /* ---- names of dtypes ---- */
 
-static struct slice slice_of(const char *text)
-{
-    return (struct slice){text, strlen(text)};
-}
-
 static void dtype_names(void)
 {
     CASE("names of dtypes in torch and safetensors, both ways");

@@ -19,11 +19,6 @@
 
 static const char spec_module[] = "torch.distributed.tensor._dtensor_spec";
 
-void dtensor_put_text(struct bytes *out, const char *text)
-{
-    pickle_write_text(out, slice_of(text));
-}
-
 /* Starts an object of a class, whose state follows. */
 static void start_object(struct bytes *out, const char *module, const char *name)
 {
@@ -34,7 +29,7 @@ static void start_object(struct bytes *out, const char *module, const char *name
 /* Writes a key whose value is None. */
 static void put_no_value(struct bytes *out, const char *key)
 {
-    dtensor_put_text(out, key);
+    pickle_write_string(out, key);
     pickle_write_op(out, "N");
 }
 
@@ -50,16 +45,16 @@ static void put_mesh_layout(struct bytes *out, const rsd_mesh *mesh, uint32_t ax
 {
     static const char module[] = "torch.distributed._mesh_layout";
     start_object(out, module, "_MeshLayout");
-    dtensor_put_text(out, "axes");
+    pickle_write_string(out, "axes");
     pickle_write_op(out, "(");
     for (int32_t a = 0; a < mesh->naxes; a++) {
         if (!has_axis(axes, a))
             continue;
         int32_t n = mesh->counts[a] > 1; /* an axis of one rank has neither */
         start_object(out, module, "_FlatLayout");
-        dtensor_put_text(out, "shape");
+        pickle_write_string(out, "shape");
         saved_put_tuple(out, n, &mesh->counts[a], NULL);
-        dtensor_put_text(out, "stride");
+        pickle_write_string(out, "stride");
         saved_put_tuple(out, n, &mesh->strides[a], NULL);
         pickle_write_op(out, "ub");
     }
@@ -73,7 +68,7 @@ static void put_axis_names(struct bytes *out, const rsd_mesh *mesh, uint32_t axe
     bool named = true;
     for (int32_t a = 0; a < mesh->naxes; a++)
         named = named && mesh->names[a];
-    dtensor_put_text(out, "_mesh_dim_names");
+    pickle_write_string(out, "_mesh_dim_names");
     if (!named && mesh->naxes > 2) {
         pickle_write_op(out, "N");
         return;
@@ -81,7 +76,7 @@ static void put_axis_names(struct bytes *out, const rsd_mesh *mesh, uint32_t axe
     pickle_write_op(out, "(");
     for (int32_t a = 0; a < mesh->naxes; a++)
         if (has_axis(axes, a))
-            dtensor_put_text(out, named ? mesh->names[a] : usual[2 - mesh->naxes + a]);
+            pickle_write_string(out, named ? mesh->names[a] : usual[2 - mesh->naxes + a]);
     pickle_write_op(out, "t");
 }
 
@@ -93,9 +88,9 @@ static void put_coordinates(struct bytes *out, const rsd_mesh *mesh, uint32_t ax
     for (int32_t a = 0; a < mesh->naxes; a++)
         if (has_axis(axes, a))
             coordinates[n++] = mesh_coord(mesh, position, a);
-    dtensor_put_text(out, "_rank");
+    pickle_write_string(out, "_rank");
     pickle_write_int(out, rank);
-    dtensor_put_text(out, "_coordinate_on_dim");
+    pickle_write_string(out, "_coordinate_on_dim");
     saved_put_tuple(out, n, coordinates, NULL);
 }
 
@@ -112,29 +107,29 @@ static void put_mesh(struct dtensor_pickle *pickle, uint32_t axes)
             return;
         }
     start_object(out, "torch.distributed.device_mesh", "DeviceMesh");
-    dtensor_put_text(out, "_device_type");
-    dtensor_put_text(out, "cuda");
-    dtensor_put_text(out, "_layout");
+    pickle_write_string(out, "_device_type");
+    pickle_write_string(out, "cuda");
+    pickle_write_string(out, "_layout");
     put_mesh_layout(out, mesh, axes);
-    dtensor_put_text(out, "_rank_map");
+    pickle_write_string(out, "_rank_map");
     saved_put_tensor(out, RSD_I32, 1, &mesh->nranks, NULL, MESH_KEY, NULL);
     put_axis_names(out, mesh, axes);
     if (axes == all) {
         put_no_value(out, "_root_mesh");
     } else {
-        dtensor_put_text(out, "_root_mesh");
+        pickle_write_string(out, "_root_mesh");
         put_mesh(pickle, all);
     }
     put_no_value(out, "_thread_id");
     put_no_value(out, "_hash");
-    dtensor_put_text(out, "_flatten_mapping");
+    pickle_write_string(out, "_flatten_mapping");
     pickle_write_op(out, "}");
-    dtensor_put_text(out, "_flatten_rank_map");
+    pickle_write_string(out, "_flatten_rank_map");
     pickle_write_op(out, "(");
     for (int64_t i = 0; i < mesh->nranks; i++)
         pickle_write_int(out, mesh_rank_at(mesh, i));
     pickle_write_op(out, "t");
-    dtensor_put_text(out, "_dim_group_names");
+    pickle_write_string(out, "_dim_group_names");
     pickle_write_op(out, "]");
     put_coordinates(out, mesh, axes, pickle->rank);
     pickle_write_op(out, "ub");
@@ -197,7 +192,7 @@ static bool is_strided(const rsd_layout *layout)
 static void put_placements(struct bytes *out, const rsd_layout *layout, uint32_t axes)
 {
     static const char module[] = "torch.distributed.tensor.placement_types";
-    dtensor_put_text(out, "placements");
+    pickle_write_string(out, "placements");
     pickle_write_op(out, "(");
     for (int32_t a = 0; a < layout->mesh->naxes; a++) {
         const rsd_placement *placement = &layout->placements[a];
@@ -211,10 +206,10 @@ static void put_placements(struct bytes *out, const rsd_layout *layout, uint32_t
         int64_t factor = split_factor(layout, a);
         bool strided = placement->kind == RSD_STRIDED || factor > 1;
         start_object(out, module, strided ? "_StridedShard" : "Shard");
-        dtensor_put_text(out, "dim");
+        pickle_write_string(out, "dim");
         pickle_write_int(out, placement->dim);
         if (strided) {
-            dtensor_put_text(out, "split_factor");
+            pickle_write_string(out, "split_factor");
             pickle_write_int(out, factor);
         }
         pickle_write_op(out, "ub");
@@ -232,7 +227,7 @@ static int64_t axis_number(uint32_t axes, int32_t axis)
 static void put_shard_order(struct bytes *out, const rsd_layout *layout, uint32_t axes)
 {
     bool strided = is_strided(layout);
-    dtensor_put_text(out, "shard_order");
+    pickle_write_string(out, "shard_order");
     pickle_write_op(out, strided ? "N" : "(");
     for (int32_t d = 0; d < layout->ndim && !strided; d++) {
         int64_t order[RSD_MAX_AXES];
@@ -248,7 +243,7 @@ static void put_shard_order(struct bytes *out, const rsd_layout *layout, uint32_
         pickle_write_op(out, "t\x81");
     }
     pickle_write_op(out, strided ? "" : "t");
-    dtensor_put_text(out, "use_strided_shard_as_shard_order");
+    pickle_write_string(out, "use_strided_shard_as_shard_order");
     pickle_write_op(out, strided ? "\x88" : "\x89");
 }
 
@@ -271,12 +266,12 @@ static void put_spec(struct dtensor_pickle *pickle, const struct stored_tensor *
 {
     struct bytes *out = pickle->out;
     uint32_t axes = mesh_axes(pickle, layout);
-    dtensor_put_text(out, "_spec");
+    pickle_write_string(out, "_spec");
     start_object(out, spec_module, "DTensorSpec");
-    dtensor_put_text(out, "mesh");
+    pickle_write_string(out, "mesh");
     put_mesh(pickle, axes);
     put_placements(out, layout, axes);
-    dtensor_put_text(out, "tensor_meta");
+    pickle_write_string(out, "tensor_meta");
     pickle_write_global(out, spec_module, "TensorMeta");
     pickle_write_op(out, "(");
     pickle_write_global(out, "torch", "Size");
@@ -305,11 +300,11 @@ static void put_wrapper(struct bytes *out, const struct stored_tensor *tensor, c
     pickle_write_int(out, 0);
     pickle_write_global(out, "torch.serialization", "_get_layout");
     pickle_write_op(out, "(");
-    dtensor_put_text(out, "torch.strided");
+    pickle_write_string(out, "torch.strided");
     pickle_write_op(out, "tR");
     pickle_write_global(out, "torch", "device");
     pickle_write_op(out, "(");
-    dtensor_put_text(out, "cpu");
+    pickle_write_string(out, "cpu");
     pickle_write_op(out, "tR\x89t");
 }
 
@@ -329,7 +324,7 @@ void dtensor_put_tensor(struct dtensor_pickle *pickle, size_t index)
     pickle_write_op(out, "(");
     put_wrapper(out, tensor, layout->shape);
     pickle_write_op(out, "(N}(");
-    dtensor_put_text(out, "_local_tensor");
+    pickle_write_string(out, "_local_tensor");
     saved_put_tensor(out, tensor->dtype, tensor->ndim,
                      tensor_box_len(catalog, tensor, (size_t)pickle->rank), NULL, key, NULL);
     put_spec(pickle, tensor, layout);
@@ -365,7 +360,7 @@ rsd_status dtensor_put_dict(const struct manifest *manifest, size_t file, struct
         for (size_t t = 0; t < catalog->ntensors; t++) {
             if (optimizer_has_tensor(catalog->tensors[t].name))
                 continue;
-            dtensor_put_text(out, catalog->tensors[t].name);
+            pickle_write_string(out, catalog->tensors[t].name);
             dtensor_put_tensor(&pickle, t);
         }
         pickle_write_op(out, "u");

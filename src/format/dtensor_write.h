@@ -19,8 +19,6 @@ struct dtensor_pickle {
 
 /* ---- dtensor_write.c ---- */
 
-void dtensor_put_text(struct bytes *out, const char *text);
-
 /* Writes a tensor of the manifest, as the rank has it. */
 void dtensor_put_tensor(struct dtensor_pickle *pickle, size_t tensor);
 

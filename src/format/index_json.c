@@ -51,7 +51,7 @@ static rsd_status add_weight_map_files(struct json *j, struct store *store)
 }
 
 /* Reads an index. The context is the store. */
-static rsd_status take_index(struct json *j, void *context)
+static rsd_status take_index_file(struct json *j, void *context)
 {
     struct slice key;
     bool more, mapped = false;
@@ -68,7 +68,7 @@ static rsd_status take_index(struct json *j, void *context)
 
 rsd_status index_add_files(struct store *store, uint32_t index)
 {
-    return format_parse_json(store, index, MAX_INDEX_NBYTES, take_index, store);
+    return format_parse_json(store, index, MAX_INDEX_NBYTES, take_index_file, store);
 }
 
 /* ---- writing ---- */

@@ -374,15 +374,15 @@ static void put_groups(const struct written_optimizer *optimizer, struct bytes *
         const struct written_group *group = &optimizer->groups[g];
         pickle_write_op(out, "}(");
         bytes_put(out, group->entries.data, group->entries.n);
-        dtensor_put_text(out, "params");
+        pickle_write_string(out, "params");
         pickle_write_op(out, "](");
         for (size_t i = 0; i < group->nparams; i++)
             pickle_write_int(out, (int64_t)(group->first_param + i));
         pickle_write_op(out, "e");
-        dtensor_put_text(out, "param_names");
+        pickle_write_string(out, "param_names");
         pickle_write_op(out, "](");
         for (size_t i = 0; i < group->nparams; i++)
-            dtensor_put_text(out, optimizer->params[group->first_param + i]);
+            pickle_write_string(out, optimizer->params[group->first_param + i]);
         pickle_write_op(out, "eu");
     }
     pickle_write_op(out, "e");
@@ -459,7 +459,7 @@ static void put_states(struct dtensor_pickle *pickle, const struct param_state *
             pickle_write_int(out, (int64_t)states[i].id);
             pickle_write_op(out, "}(");
         }
-        dtensor_put_text(out, strrchr(state_name(&manifest->catalog, states[i].index), '.') + 1);
+        pickle_write_string(out, strrchr(state_name(&manifest->catalog, states[i].index), '.') + 1);
         if (states[i].index < ntensors)
             dtensor_put_tensor(pickle, states[i].index);
         else
@@ -515,9 +515,9 @@ rsd_status optimizer_put_dict(struct dtensor_pickle *pickle)
         status = list_states(catalog, &optimizer, states, &n);
     if (!status) {
         pickle_write_op(pickle->out, "}(");
-        dtensor_put_text(pickle->out, "state");
+        pickle_write_string(pickle->out, "state");
         put_states(pickle, states, n);
-        dtensor_put_text(pickle->out, "param_groups");
+        pickle_write_string(pickle->out, "param_groups");
         put_groups(&optimizer, pickle->out);
         pickle_write_op(pickle->out, "u");
     }
@@ -537,7 +537,7 @@ rsd_status optimizer_put_extra_files(const struct manifest *manifest, struct sto
     struct bytes pickle = {0}, item = {0};
     rsd_status status = list_values(manifest, scheduler_name, &values);
     pickle_write_op(&pickle, "\x80\x02}");
-    dtensor_put_text(&pickle, scheduler_name);
+    pickle_write_string(&pickle, scheduler_name);
     if (!status)
         status = put_values(&values, scheduler_name, 0, &pickle);
     pickle_write_op(&pickle, "s.");

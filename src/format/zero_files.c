@@ -22,52 +22,32 @@ struct zero_name {
     uint32_t rank, tensor; /* data-parallel and tensor-parallel rank */
 };
 
-static bool take_word(const char **text, const char *word)
-{
-    size_t n = strlen(word);
-    if (strncmp(*text, word, n) != 0)
-        return false;
-    *text += n;
-    return true;
-}
-
-static bool take_rank_number(const char **text, uint32_t *number)
-{
-    uint32_t value = 0;
-    int n = 0;
-    for (; **text >= '0' && **text <= '9' && n < 8; ++*text, n++)
-        value = value * 10 + (uint32_t)(**text - '0');
-    *number = value;
-    return n > 0;
-}
-
 /* Returns what a file is by its name: of which rank, and of the model or the optimizer. */
 static struct zero_name parse_zero_name(const char *name)
 {
-    struct zero_name out = {0};
-    const char *at = name;
-    if (take_word(&at, "layer_") && has_suffix(name, "model_states.pt")) {
-        out.role = strstr(name, "expert") ? ROLE_EXPERT : ROLE_LAYER;
-        return out;
+    static const struct {
+        const char *form;
+        enum zero_role role;
+    } forms[] = {
+        {"mp_rank_#_model_states.pt", ROLE_MODEL},
+        {"zero_pp_rank_#_mp_rank_#_model_states.pt", ROLE_RANK_MODEL},
+        {"zero_pp_rank_#_mp_rank_#_optim_states.pt", ROLE_OPTIM},
+        {"zero_pp_rank_#_mp_rank_#optim_states.pt", ROLE_OPTIM}, /* of early versions */
+        {"layer_*expert*model_states.pt", ROLE_EXPERT},
+        {"layer_*model_states.pt", ROLE_LAYER},
+        {"expp_rank_*_optim_states.pt", ROLE_EXPERT},
+    };
+    bool prefixed = strncmp(name, "bf16_", 5) == 0 || strncmp(name, "fp16_", 5) == 0;
+    struct zero_name out = {.nprefix = prefixed ? 5 : 0};
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        int64_t numbers[2] = {0};
+        if (!name_has_form(name + out.nprefix, forms[i].form, numbers))
+            continue;
+        out.role = forms[i].role;
+        out.rank = out.role == ROLE_MODEL ? 0 : (uint32_t)numbers[0];
+        out.tensor = (uint32_t)numbers[out.role == ROLE_MODEL ? 0 : 1];
+        break;
     }
-    if (strncmp(name, "expp_rank_", 10) == 0 && has_suffix(name, "_optim_states.pt")) {
-        out.role = ROLE_EXPERT;
-        return out;
-    }
-    at = name;
-    if (!take_word(&at, "bf16_"))
-        take_word(&at, "fp16_");
-    out.nprefix = (size_t)(at - name);
-    bool by_rank = take_word(&at, "zero_pp_rank_");
-    if (by_rank && (!take_rank_number(&at, &out.rank) || !take_word(&at, "_")))
-        return out;
-    if (!take_word(&at, "mp_rank_") || !take_rank_number(&at, &out.tensor))
-        return out;
-    take_word(&at, "_"); /* early versions have none before optim */
-    if (strcmp(at, "optim_states.pt") == 0 && by_rank)
-        out.role = ROLE_OPTIM;
-    else if (strcmp(at, "model_states.pt") == 0)
-        out.role = by_rank ? ROLE_RANK_MODEL : ROLE_MODEL;
     return out;
 }
 
