@@ -193,16 +193,6 @@ void bytes_put_number(struct bytes *out, uint64_t value,
                       int nbytes); /* little-endian, at most 8 bytes */
 void bytes_drop(struct bytes *bytes);
 
-/* Returns the little-endian number of at most 8 bytes. */
-static inline uint64_t bytes_number(const void *bytes, size_t nbytes)
-{
-    const unsigned char *byte = bytes;
-    uint64_t value = 0;
-    while (nbytes-- > 0)
-        value = value << 8 | byte[nbytes];
-    return value;
-}
-
 /* Reads n bytes from an offset on, all of them or none. Codecs read through one, so that they need not know
  * where the bytes are. */
 typedef rsd_status read_at(void *context, uint64_t offset, void *out, size_t n);

@@ -72,7 +72,7 @@ static rsd_status read_chunk(struct stored_stream *stream, void *out, size_t n)
 static rsd_status check_crc32c(uint64_t state, const unsigned char *stored)
 {
     uint32_t crc = (uint32_t)state ^ 0xffffffffu;
-    uint32_t expected = (uint32_t)bytes_number(stored, CRC_NBYTES);
+    uint32_t expected = (uint32_t)little_endian(stored, CRC_NBYTES);
     return crc == expected ? RSD_OK
                            : fail(RSD_EFORMAT, "chunk is damaged: CRC-32C is %08x, expected %08x",
                                   crc, expected);

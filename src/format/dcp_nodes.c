@@ -8,7 +8,6 @@ rsd_status metadata_check(bool holds, const char *what)
     return holds ? RSD_OK : fail(RSD_EFORMAT, "%s", what);
 }
 
-/* Returns the state of an instance of a known class; PICKLE_ABSENT for any other value. */
 pickle_node metadata_state(const struct pickle_tree *tree, pickle_node c, enum known known)
 {
     if (pickle_kind(tree, c) != NODE_OBJECT ||
@@ -17,7 +16,7 @@ pickle_node metadata_state(const struct pickle_tree *tree, pickle_node c, enum k
     return pickle_part(tree, c, NODE_STATE);
 }
 
-/* Takes the dtype from (dtype, layout, requires_grad, memory format, pinned [, strides]). */
+/* The state is (dtype, layout, requires_grad, memory format, pinned [, strides]). */
 rsd_status metadata_take_dtype(const struct pickle_tree *tree, pickle_node properties,
                                rsd_dtype *dtype)
 {
@@ -34,8 +33,6 @@ rsd_status metadata_take_dtype(const struct pickle_tree *tree, pickle_node prope
                          pickle_global_text(tree, name, text));
 }
 
-/* Takes a list with "stream.zstd/1" for each compression; an item with another name cannot be read. `names`
- * becomes the list as JSON. */
 rsd_status metadata_take_transforms(const struct pickle_tree *tree, pickle_node list,
                                     struct extent *extent, struct slice *unknown,
                                     struct text *names)
@@ -60,7 +57,6 @@ rsd_status metadata_take_transforms(const struct pickle_tree *tree, pickle_node 
     return names->failed ? fail(RSD_ENOMEM, "no memory for the names of transforms") : RSD_OK;
 }
 
-/* Fails, and names the global that the pickle would have called. */
 rsd_status metadata_fail_without(const struct pickle_tree *tree, pickle_node root)
 {
     char text[GLOBAL_TEXT_NCHARS];

@@ -87,7 +87,7 @@ static int by_ordinal_and_part(const void *a, const void *b)
     return (x->part > y->part) - (x->part < y->part);
 }
 
-/* Lists the tensors and values of all parts, by name and part. */
+/* Sets reader->entries: the tensors and values of all parts, by name and part. Allocates their numbers. */
 static rsd_status find_metadata_entries(struct metadata_reader *reader)
 {
     for (size_t part = 0; part < reader->nparts; part++) {

@@ -103,7 +103,7 @@ rsd_status manifest_place(struct manifest *manifest)
 
 /* ---- the rest ---- */
 
-/* Of an item that is copied only the name and the length: it is told apart by the file it comes from. */
+/* Hashes the names, paths and bytes of values. The bytes of an item that is copied are not known here. */
 static void hash_values(const struct manifest *manifest, struct hash *hash)
 {
     for (size_t i = 0; i < manifest->catalog.nvalues; i++) {

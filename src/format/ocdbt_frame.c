@@ -117,12 +117,12 @@ rsd_status frame_open(unsigned char *frame, size_t n, uint32_t magic, struct fra
         return fail(RSD_EFORMAT, "%zu bytes are too few", n);
     uint32_t found = (uint32_t)frame[0] << 24 | (uint32_t)frame[1] << 16 | (uint32_t)frame[2] << 8 |
                      (uint32_t)frame[3];
-    uint32_t expected = (uint32_t)bytes_number(frame + n - 4, 4), crc = crc32c_of(frame, n - 4);
+    uint32_t expected = (uint32_t)little_endian(frame + n - 4, 4), crc = crc32c_of(frame, n - 4);
     if (found != magic)
         return fail(RSD_EFORMAT, "magic number is %08x, expected %08x", found, magic);
-    if (bytes_number(frame + 4, 8) != n)
+    if (little_endian(frame + 4, 8) != n)
         return fail(RSD_EFORMAT, "length is %llu, expected %zu",
-                    (unsigned long long)bytes_number(frame + 4, 8), n);
+                    (unsigned long long)little_endian(frame + 4, 8), n);
     if (crc != expected)
         return fail(RSD_EFORMAT, "bytes are damaged: CRC-32C is %08x, expected %08x", crc,
                     expected);

@@ -221,7 +221,7 @@ static void add_element_json(rsd_dtype dtype, const unsigned char *element, stru
 {
     double number;
     size_t n = rsd_dtype_nbytes(dtype), unused = n > 0 && n < 8 ? 64 - 8 * n : 0;
-    uint64_t bits = bytes_number(element, n);
+    uint64_t bits = little_endian(element, (int)n);
     memcpy(&number, &bits, sizeof number);
     if (dtype == RSD_BOOL)
         text_add(out, "%s", bits ? "true" : "false");

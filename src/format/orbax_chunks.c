@@ -163,7 +163,7 @@ static rsd_status load_index(struct key_list *keys, size_t index, const struct z
     if (!status && crc_nbytes) {
         const unsigned char *stored = bytes + nbytes - 4;
         uint32_t crc = crc32c_of(bytes, (size_t)nbytes - 4);
-        uint32_t expected = (uint32_t)bytes_number(stored, 4);
+        uint32_t expected = (uint32_t)little_endian(stored, 4);
         if (crc != expected)
             status =
                 fail(RSD_EFORMAT, "index of the shard is damaged: CRC-32C is %08x, expected %08x",

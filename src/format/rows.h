@@ -65,6 +65,7 @@ rsd_status dcp_open_from(struct store *store, uint32_t first, struct catalog *ca
 
 /* ---- dcp_item.c ---- */
 
+/* The locate and open_stream of the format, for items in data files. */
 rsd_status dcp_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                       struct stored_array *array);
 rsd_status dcp_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,

@@ -123,6 +123,7 @@ struct torch_visit {
     void *context;
 
     /* Private to torch_tree.c. */
+    struct torch_file opened;         /* by torch_visit_file */
     char name[TORCH_MAX_NAME_NBYTES]; /* of the current node, with a zero behind it */
     size_t name_nbytes, nsteps, ncontainers;
     struct torch_step steps[TORCH_MAX_DEPTH + 1];

@@ -502,13 +502,12 @@ static rsd_status visit_node(struct torch_visit *visit, pickle_node c)
 rsd_status torch_visit_file(struct torch_visit *visit, struct store *store, uint32_t index,
                             rsd_status (*run)(struct torch_visit *visit))
 {
-    struct torch_file file;
-    rsd_status status = torch_file_open(&file, store, index);
+    rsd_status status = torch_file_open(&visit->opened, store, index);
     if (!status) {
-        visit->file = &file;
+        visit->file = &visit->opened;
         status = run(visit);
         torch_visit_end(visit);
-        torch_file_close(&file);
+        torch_file_close(&visit->opened);
     }
     return status ? store_fail_in(store, index, status) : RSD_OK;
 }

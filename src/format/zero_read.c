@@ -110,7 +110,8 @@ static rsd_status read_places(struct zero_reader *reader, struct shared_names *s
     return RSD_OK;
 }
 
-/* Reads the names that share a parameter with another name. */
+/* Reads the names that share a parameter with another name, and where parameters lie in the state dict. The caller
+ * drops both, also on failure. */
 static rsd_status read_shared_names(struct zero_reader *reader, struct shared_names *shared)
 {
     const struct pickle_tree *tree = &reader->model.tree;

@@ -52,7 +52,8 @@ static rsd_status add_group_states(struct partition_file *part, uint32_t group, 
     return RSD_OK;
 }
 
-/* Finds the number of each group in the optimizer: its own in stage 3, else the first of its params. */
+/* Sets part->ids: the number of each group in the optimizer, which is its own in stage 3, else the first of its
+ * params. */
 static rsd_status read_state_ids(struct partition_file *part, pickle_node optimizer)
 {
     const struct pickle_tree *tree = &part->file->tree;
