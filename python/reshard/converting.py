@@ -17,7 +17,7 @@ from . import _c, local
 from ._c import Pathlike
 from .carry import AnyPool
 from .checkpoint import FORMATS, Checkpoint
-from .errors import InvalidError
+from .errors import FormatError, InvalidError
 from .layout import AnyMesh
 from .local import Progress, Report
 from .proving import Source, opened
@@ -261,7 +261,42 @@ def _copy_below(config_from: Optional[Pathlike], out: Pathlike, transport: Optio
         depth = 0 if inner == "." else inner.count(os.sep) + 1
         below[:] = [name for name in below if not name.startswith(".") and depth < _MAX_SIDE_DEPTH]
         for name in names:
-            path, target = os.path.join(directory, name), os.path.join(os.fsdecode(out), inner)
+            path = os.path.join(directory, name)
             if depth > 0 and _is_side_file(name, True) and os.path.isfile(path) and os.path.getsize(path) <= _MAX_SIDE:
-                os.makedirs(target, exist_ok=True)
-                shutil.copyfile(path, os.path.join(target, name))
+                _copy_file(_resolve_inside(path, top), os.fsdecode(out), inner, name)
+
+
+def _resolve_inside(path: str, top: str) -> str:
+    """Returns what a path leads to. A link may lead to a blob of the same cache of Hugging Face, and not elsewhere."""
+    found, directory = os.path.realpath(path), os.path.realpath(top)
+    snapshots = os.path.dirname(directory)
+    cache = os.path.dirname(snapshots) if os.path.basename(snapshots) == "snapshots" else None
+    if not found.startswith(directory + os.sep) and not (cache and found.startswith(os.path.join(cache, "blobs", ""))):
+        raise FormatError(f"{path}: link leads out of {top}; not followed")
+    return found
+
+
+def _copy_file(source: str, out: str, inner: str, name: str) -> None:
+    """Copies a file to a directory below the output, which is made. Links there are not followed: the output may have
+    had some before, and others may change it."""
+    staged = name + ".reshard-part"
+    at = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in inner.split(os.sep):
+            try:
+                os.mkdir(part, dir_fd=at)
+            except FileExistsError:
+                pass
+            above, at = at, os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(above)
+        with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            target = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=at)
+            try:
+                with open(target, "wb") as copy:
+                    shutil.copyfileobj(file, copy)
+                os.rename(staged, name, src_dir_fd=at, dst_dir_fd=at)
+            except BaseException:
+                os.unlink(staged, dir_fd=at)
+                raise
+    finally:
+        os.close(at)

@@ -144,6 +144,7 @@ bool urls_have_traffic(rsd_traffic *traffic);
 void urls_end(void);
 /* Says that links of all inputs may lead out of their directories. */
 void input_follow_links(void);
+bool input_follows_links(void);
 
 /* ---- name_filter.c: --only and --rename ---- */
 
@@ -179,6 +180,8 @@ int64_t out_file_space(const char *path);
 
 /* Opens a file for writing. Returns false and sets errno on failure; out_file_close is called in any case. */
 bool out_file_open(struct out_file *file, const char *path, bool replace);
+/* The same in a directory, whose descriptor is closed with the file. -1: it could not be opened, and errno says why. */
+bool out_file_open_in(struct out_file *file, int directory_fd, const char *name, bool replace);
 
 /* Closes the file: puts it at its path if it is complete, else removes it. Returns false and sets errno if it is
  * not at its path. */

@@ -16,6 +16,11 @@ void input_follow_links(void)
     input_options.follow_links = 1;
 }
 
+bool input_follows_links(void)
+{
+    return input_options.follow_links != 0;
+}
+
 static const char **input_rules; /* of --from */
 static const char *input_mesh;   /* of --from-mesh */
 static char *invalid_input;      /* what is wrong with an option; NULL: nothing */

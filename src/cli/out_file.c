@@ -50,19 +50,15 @@ static int create_staged(const struct out_file *file)
                   O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
 }
 
-bool out_file_open(struct out_file *file, const char *path, bool replace)
+bool out_file_open_in(struct out_file *file, int directory_fd, const char *name, bool replace)
 {
-    const char *slash = strrchr(path, '/');
     struct stat found;
-    *file = (struct out_file){.directory_fd = -1, .replace = replace};
-    file->name = cli_new_text("%s", slash ? slash + 1 : path);
-    file->staged = cli_new_text("%s.reshard-part", file->name);
-    char *directory = cli_new_text("%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
-    file->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(directory);
-    if (file->directory_fd < 0)
+    *file = (struct out_file){.directory_fd = directory_fd, .replace = replace};
+    file->name = cli_new_text("%s", name);
+    file->staged = cli_new_text("%s.reshard-part", name);
+    if (directory_fd < 0)
         return false;
-    if (fstatat(file->directory_fd, file->name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
+    if (fstatat(directory_fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
         (!replace || S_ISDIR(found.st_mode))) {
         errno = replace ? EISDIR : EEXIST;
         return false;
@@ -72,6 +68,15 @@ bool out_file_open(struct out_file *file, const char *path, bool replace)
     if (fd >= 0 && !file->stream)
         close(fd);
     return file->stream != NULL;
+}
+
+bool out_file_open(struct out_file *file, const char *path, bool replace)
+{
+    const char *slash = strrchr(path, '/');
+    char *directory = cli_new_text("%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    free(directory);
+    return out_file_open_in(file, fd, slash ? slash + 1 : path, replace);
 }
 
 bool out_file_close(struct out_file *file, bool complete)

@@ -1,15 +1,18 @@
 /* side_files.c - configs and tokenizers that go with the weights, so that transformers and PEFT load the result.
  *
  * They are looked for in the directory of --config-from; else in IN, in IN/huggingface, where verl puts them, and
- * beside IN. A server behind https:// does not list its files, so it is asked for known names. Files of subdirectories are copied when the output is in its place.
+ * beside IN. A server behind https:// does not list its files, so it is asked for known names. Files of
+ * subdirectories are copied when the output is in its place.
  */
 #include "cli.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { MAX_SIDE_NBYTES = 1 << 26, MAX_SIDE_DEPTH = 2 };
 
@@ -297,78 +300,135 @@ void side_files_note_missing(const struct conversion *request)
 
 /* ---- subdirectories ---- */
 
-/* Makes a directory below OUT, and those above it. */
-static int make_directories(const struct conversion *request, const char *path)
+/* Opens a directory below OUT, and makes it and those above it. Links are not followed: OUT may have had some before.
+ * Returns -1 and sets errno on failure. */
+static int open_below(const char *out, const char *inner)
 {
-    char *copy = cli_new_text("%s", path);
-    int code = EXIT_YES;
-    for (char *at = copy + strlen(request->out); !code && at; at = strchr(at + 1, '/')) {
-        char *end = strchr(at + 1, '/');
-        if (end)
-            *end = '\0';
-        if (mkdir(copy, 0777) != 0 && errno != EEXIST)
-            code = cli_fail(request->verb, EXIT_IO, "%s: %s", copy, strerror(errno));
-        if (end)
-            *end = '/';
+    int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    char *parts = cli_new_text("%s", inner), *save = NULL;
+    for (char *part = strtok_r(parts, "/", &save); part && fd >= 0;
+         part = strtok_r(NULL, "/", &save)) {
+        int below = mkdirat(fd, part, 0777) == 0 || errno == EEXIST
+                        ? openat(fd, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+                        : -1;
+        int error = errno;
+        close(fd);
+        errno = error;
+        fd = below;
     }
-    free(copy);
+    free(parts);
+    return fd;
+}
+
+/* Returns whether a path is that of a file below a directory, whose path has n bytes. */
+static bool is_path_below(const char *path, const char *directory, size_t n)
+{
+    return strncmp(path, directory, n) == 0 && path[n] == '/';
+}
+
+/* Returns whether a resolved path is in a directory, or a blob of the same cache of Hugging Face:
+ * CACHE/snapshots/REVISION has links to CACHE/blobs. */
+static bool is_inside(const char *path, const char *directory)
+{
+    size_t n = strlen(directory);
+    if (is_path_below(path, directory, n))
+        return true;
+    while (n > 0 && directory[n - 1] != '/')
+        n--;
+    static const char snapshots[] = "/snapshots/", blobs[] = "/blobs";
+    size_t m = sizeof snapshots - 1;
+    if (n <= m || memcmp(directory + n - m, snapshots, m) != 0)
+        return false;
+    return strncmp(path, directory, n - m) == 0 &&
+           is_path_below(path + (n - m), blobs, sizeof blobs - 1);
+}
+
+/* Opens a file of --config-from. A link in it may lead out only if the user allows it. */
+static int open_side_file(const struct conversion *request, const char *path, FILE **file)
+{
+    char *found = realpath(path, NULL), *directory = realpath(request->config_from, NULL);
+    struct stat about;
+    int code = EXIT_YES;
+    *file = NULL;
+    if (found && directory && !input_follows_links() && !is_inside(found, directory)) {
+        code = cli_fail(request->verb, EXIT_UNREADABLE,
+                        "%s: link leads out of %s; not followed unless links are allowed "
+                        "(--follow-links)",
+                        path, request->config_from);
+    } else {
+        int fd = found ? open(found, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1;
+        bool regular = fd >= 0 && fstat(fd, &about) == 0 && S_ISREG(about.st_mode);
+        *file = regular ? fdopen(fd, "rb") : NULL;
+        if (!*file)
+            code = cli_fail(request->verb, EXIT_IO, "%s: %s", path, strerror(errno));
+        if (fd >= 0 && !*file)
+            close(fd);
+    }
+    free(found);
+    free(directory);
     return code;
 }
 
-/* Copies one file. Returns EXIT_YES or an exit code. */
-static int copy_file(const struct conversion *request, const char *from, const char *to)
+/* Copies one file to a directory below OUT. Returns EXIT_YES or an exit code. */
+static int copy_file(const struct conversion *request, const char *from, const char *inner,
+                     const char *name)
 {
     struct out_file file;
     char block[1 << 14];
-    FILE *in = fopen(from, "rb");
-    if (!in)
-        return cli_fail(request->verb, EXIT_IO, "%s: %s", from, strerror(errno));
-    bool fine = out_file_open(&file, to, true);
+    FILE *in;
+    int code = open_side_file(request, from, &in);
+    if (code)
+        return code;
+    bool fine = out_file_open_in(&file, open_below(request->out, inner), name, true);
     for (size_t n; fine && (n = fread(block, 1, sizeof block, in)) > 0;)
         fine = fwrite(block, 1, n, file.stream) == n;
     fine = fine && !ferror(in);
     fine = out_file_close(&file, fine);
     int error = errno;
     fclose(in);
-    return fine ? EXIT_YES : cli_fail(request->verb, EXIT_IO, "%s: %s", to, strerror(error));
+    return fine ? EXIT_YES
+                : cli_fail(request->verb, EXIT_IO, "%s%s/%s: %s", request->out, inner, name,
+                           strerror(error));
 }
 
-static int copy_directory(const struct conversion *request, const char *from, const char *to,
-                          int depth);
+static int copy_directory(const struct conversion *request, const char *inner, int depth);
 
-/* Copies what an entry is: a file of the right name and size, or a directory with such files. */
-static int copy_entry(const struct conversion *request, const char *from, const char *to,
-                      const char *name, int depth)
+/* Copies what an entry is: a file of the right name and size, or a directory with such files. A link to a directory
+ * is not entered. */
+static int copy_entry(const struct conversion *request, const char *inner, const char *name,
+                      int depth)
 {
     struct stat about;
     int code = EXIT_YES;
-    char *source = cli_new_text("%s/%s", from, name), *target = cli_new_text("%s/%s", to, name);
-    bool known = stat(source, &about) == 0;
-    if (known && S_ISDIR(about.st_mode) && depth < MAX_SIDE_DEPTH)
-        code = copy_directory(request, source, target, depth + 1);
-    else if (known && S_ISREG(about.st_mode) && depth > 0 && about.st_size <= MAX_SIDE_NBYTES &&
-             (is_side_file(name) || is_model_card(name))) {
-        code = make_directories(request, to);
-        if (!code)
-            code = copy_file(request, source, target);
+    char *source = cli_new_text("%s%s/%s", request->config_from, inner, name);
+    if (lstat(source, &about) == 0 && S_ISDIR(about.st_mode)) {
+        char *below = cli_new_text("%s/%s", inner, name);
+        if (depth < MAX_SIDE_DEPTH)
+            code = copy_directory(request, below, depth + 1);
+        free(below);
+    } else if (depth > 0 && (is_side_file(name) || is_model_card(name)) &&
+               stat(source, &about) == 0 && S_ISREG(about.st_mode) &&
+               about.st_size <= MAX_SIDE_NBYTES) {
+        code = copy_file(request, source, inner, name);
     }
     free(source);
-    free(target);
     return code;
 }
 
-/* Copies all files of a directory but hidden ones, down to a depth. */
-static int copy_directory(const struct conversion *request, const char *from, const char *to,
-                          int depth)
+/* Copies all files of a directory below --config-from but hidden ones, down to a depth. */
+static int copy_directory(const struct conversion *request, const char *inner, int depth)
 {
+    char *from = cli_new_text("%s%s", request->config_from, inner);
     DIR *entries = opendir(from);
     int code = EXIT_YES;
     if (!entries)
-        return cli_fail(request->verb, EXIT_IO, "%s: %s", from, strerror(errno));
-    for (struct dirent *entry; !code && (entry = readdir(entries));)
+        code = cli_fail(request->verb, EXIT_IO, "%s: %s", from, strerror(errno));
+    for (struct dirent *entry; entries && !code && (entry = readdir(entries));)
         if (entry->d_name[0] != '.')
-            code = copy_entry(request, from, to, entry->d_name, depth);
-    closedir(entries);
+            code = copy_entry(request, inner, entry->d_name, depth);
+    if (entries)
+        closedir(entries);
+    free(from);
     return code;
 }
 
@@ -378,7 +438,7 @@ int side_files_copy_below(const struct conversion *request)
     if (!request->config_from || (transport && transport->rank > 0))
         return EXIT_YES;
     if (!urls_is_url(request->out) && !urls_is_url(request->config_from))
-        return copy_directory(request, request->config_from, request->out, 0);
+        return copy_directory(request, "", 0);
     if (!request->quiet)
         cli_note(request->verb, "subdirectories of %s are not copied from or to a URL",
                  request->config_from);

@@ -2,6 +2,7 @@
 import glob
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -305,6 +306,59 @@ class Rules(unittest.TestCase):
             self.assertEqual(files, {os.path.relpath(os.path.join(at, name), other) for at, _, names in os.walk(other)
                                      for name in names})
             self.assertLessEqual({"README.md", "a/processor.json", "a/b/NOTICE"}, files)
+
+    def test_config_links(self):
+        """links are not followed: below the output for writing, below config_from for reading"""
+        base, out, victim = self.out("base"), self.out("out"), self.out("victim")
+        os.makedirs(os.path.join(base, "a/b"))
+        os.mkdir(victim)
+        secret = os.path.join(victim, "secret.json")
+        for path in (os.path.join(base, "config.json"), os.path.join(base, "a/b/processor.json"), secret):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("{}")
+        os.mkfifo(os.path.join(base, "a/fifo.json"))
+        os.symlink("/", os.path.join(base, "a/root"))
+        command = [RESHARD, "merge", "-q", "--force", self.path, out, "--config-from", base]
+        for inner, leads_to in (("a", victim), ("a/b", victim), ("a/b/processor.json", secret),
+                                ("a/b/processor.json.reshard-part", secret)):
+            for ours in (True, False):
+                with self.subTest(inner=inner, ours=ours):
+                    reshard.merge(self.path, out, force=True)
+                    os.makedirs(os.path.dirname(os.path.join(out, inner)), exist_ok=True)
+                    os.symlink(leads_to, os.path.join(out, inner))
+                    if inner == "a/b/processor.json":  # the link is replaced
+                        reshard.merge(self.path, out, force=True, config_from=base) if ours else \
+                            subprocess.run(command, check=True)
+                        self.assertFalse(os.path.islink(os.path.join(out, inner)))
+                    elif ours:
+                        self.assertRaises(OSError, reshard.merge, self.path, out, force=True, config_from=base)
+                    else:
+                        self.assertEqual(subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode, 5)
+                    self.assertEqual(os.listdir(victim), ["secret.json"])
+                    self.assertEqual(os.path.getsize(secret), 2)
+                    shutil.rmtree(out)
+        os.symlink(secret, os.path.join(base, "a/tokenizer.json"))
+        with self.assertRaisesRegex(reshard.FormatError, "a/tokenizer.json: link leads out of"):
+            reshard.merge(self.path, out, config_from=base)
+        found = subprocess.run([*command[:4], self.path, out, "--config-from", base], check=False, capture_output=True)
+        self.assertEqual(found.returncode, 4)
+        self.assertIn(b"a/tokenizer.json: link leads out of", found.stderr)
+
+    def test_config_cache(self):
+        """links of a snapshot of Hugging Face's cache to its blobs are followed"""
+        cache, ours, theirs = self.out("cache"), self.out("ours"), self.out("theirs")
+        base = os.path.join(cache, "snapshots", "0123")
+        os.makedirs(os.path.join(base, "a"))
+        os.mkdir(os.path.join(cache, "blobs"))
+        with open(os.path.join(cache, "blobs", "4567"), "w", encoding="utf-8") as file:
+            file.write("{}")
+        os.symlink("../../blobs/4567", os.path.join(base, "config.json"))
+        os.symlink("../../../blobs/4567", os.path.join(base, "a/processor.json"))
+        reshard.merge(self.path, ours, config_from=base)
+        subprocess.run([RESHARD, "merge", "-q", self.path, theirs, "--config-from", base], check=True)
+        for out in (ours, theirs):
+            self.assertEqual(os.path.getsize(os.path.join(out, "a/processor.json")), 2)
+            self.assertFalse(os.path.islink(os.path.join(out, "a/processor.json")))
 
     def test_ranks_files(self):
         """one file per rank, with everything that the rank holds"""
