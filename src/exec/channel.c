@@ -61,8 +61,7 @@ rsd_status channel_copy_boxes(struct exchange *x, struct channel *channel, char 
         if (x->on_device)
             TRY(exchange_device_add_box(x, box, channel->sending, here->at, some, packed));
         else if (channel->sending)
-            array_box_pack(x, box, run_arrays_source(&x->arrays, box->array, box->from_destination),
-                           here->at, some, packed);
+            array_box_pack(x, box, x->arrays.addresses[box->array], here->at, some, packed);
         else
             array_box_unpack(x, box, here->at, some, packed);
         packed += some;
@@ -318,11 +317,11 @@ static rsd_status copy_from_arena(struct exchange *x, struct channel *channel)
 {
     for (size_t i = 0; i < channel->ndirect; i++) {
         const struct copy_op *op = &x->program.copies[channel->first_direct + i];
-        const char *array = host_rank_array(channel->host, op->src, op->from_destination);
+        const char *array = host_rank_array(channel->host, op->src);
         if (!array)
             return RSD_EPEER;
         copy_block(&x->copier, x->stream, &op->block, array + op->src_offset,
-                   x->arrays.dst[op->dst] + op->dst_offset, 0, op->block.nrows);
+                   x->arrays.addresses[op->dst] + op->dst_offset, 0, op->block.nrows);
     }
     return RSD_OK;
 }
@@ -438,7 +437,7 @@ rsd_status channel_peek(struct exchange *x, struct channel *channel, const struc
         *data = shared;
         return RSD_OK;
     }
-    const char *array = host_rank_array(channel->host, box->array, box->from_destination);
+    const char *array = host_rank_array(channel->host, box->array);
     if (!array)
         return RSD_EPEER;
     array_box_pack(x, box, array, at, n, channel->buffers[0].data);

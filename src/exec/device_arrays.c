@@ -11,8 +11,7 @@
 /* Whether a run uses an array. */
 static bool uses_array(const struct run_arrays *arrays, int64_t number)
 {
-    const struct array_span *span = run_arrays_span(arrays, number);
-    return span->used && span->nbytes > 0;
+    return arrays->spans[number].used && arrays->spans[number].nbytes > 0;
 }
 
 rsd_status device_arrays_choose(const struct run_arrays *arrays, const struct rsd_exec *exec,
@@ -21,8 +20,8 @@ rsd_status device_arrays_choose(const struct run_arrays *arrays, const struct rs
     *device = NULL;
     if (!memory_has_devices())
         return RSD_OK;
-    for (int64_t i = 0; i < arrays->nsrc + arrays->ndst; i++) {
-        const void *address = run_arrays_address(arrays, i);
+    for (int64_t i = 0; i < arrays->n; i++) {
+        const void *address = arrays->addresses[i];
         if (!uses_array(arrays, i) || !address)
             continue;
         struct memory_place place = memory_find_place(address);
@@ -35,7 +34,7 @@ rsd_status device_arrays_choose(const struct run_arrays *arrays, const struct rs
 rsd_status device_arrays_new(struct memory_device *device, const struct run_arrays *arrays,
                              struct device_arrays *out)
 {
-    size_t narrays = (size_t)(arrays->nsrc + arrays->ndst);
+    size_t narrays = (size_t)arrays->n;
     struct device_arrays there = {.device = device};
     if (narrays > UINT32_MAX)
         return fail(RSD_ELIMIT, "more than 2^32 arrays for a device");
@@ -109,15 +108,15 @@ rsd_status device_arrays_prepare(struct device_arrays *there, const struct run_a
 {
     device_arrays_release(there);
     rsd_status status = RSD_OK;
-    for (int64_t i = 0; i < arrays->nsrc + arrays->ndst && !status; i++) {
+    for (int64_t i = 0; i < arrays->n && !status; i++) {
         int64_t number = arrays->order[i];
-        const void *address = run_arrays_address(arrays, number);
+        const void *address = arrays->addresses[number];
         there->addresses[number] = address;
         there->places[number] = (struct memory_place){.device = -1};
         if (!uses_array(arrays, number))
             continue;
         there->places[number] = memory_find_place(address);
-        uint64_t nbytes = run_arrays_span(arrays, number)->nbytes;
+        uint64_t nbytes = arrays->spans[number].nbytes;
         status = device_enable_access(there->device, &there->places[number], address, nbytes);
         if (!there->places[number].for_kernels)
             add_pages(there, address, nbytes);

@@ -22,7 +22,7 @@ struct page_range {
 /* What is kept between runs. */
 struct device_arrays {
     struct memory_device *device;
-    const void **addresses;      /* of the current run: sources, then destinations */
+    const void **addresses;      /* of the current run, by number */
     struct memory_place *places; /* the same */
     struct page_range *pinned;   /* pageable memory that is pinned for the current run */
     size_t npinned;

@@ -14,59 +14,50 @@ struct device_run {
 
 /* ---- translating the program ---- */
 
-rsd_status device_add_copy(struct device_ops *ops, const struct program *program,
-                           const struct copy_op *op, struct array_bases from, int64_t first_dst)
+static rsd_status translate_copy(struct device_ops *ops, const struct program *program,
+                                 const struct copy_op *op)
 {
     return device_ops_add_copy(
         ops,
-        &(struct device_copy){
-            .src = (uint32_t)(op->src + (op->from_destination ? from.dst : from.src)),
-            .dst = (uint32_t)(op->dst + first_dst),
-            .src_offset = op->src_offset,
-            .dst_offset = op->dst_offset,
-            .element = op->block.element,
-            .run = (int64_t)op->block.run,
-            .end = op->block.nrows * (int64_t)op->block.run,
-            .nloops = (uint32_t)op->block.nloops},
+        &(struct device_copy){.src = (uint32_t)op->src,
+                              .dst = (uint32_t)op->dst,
+                              .src_offset = op->src_offset,
+                              .dst_offset = op->dst_offset,
+                              .element = op->block.element,
+                              .run = (int64_t)op->block.run,
+                              .end = op->block.nrows * (int64_t)op->block.run,
+                              .nloops = (uint32_t)op->block.nloops},
         program->loops + op->first_loop);
 }
 
-rsd_status device_add_sum(struct device_ops *ops, const struct program *program,
-                          const struct sum_op *sum, array_bases_of *bases_of, const void *context,
-                          int64_t first_dst)
+static rsd_status translate_sum(struct device_ops *ops, const struct program *program,
+                                const struct sum_op *sum)
 {
     TRY(device_ops_add_sum(ops,
                            &(struct device_sum){.reduction = sum->reduction,
-                                                .dst = (uint32_t)(sum->dst + first_dst),
+                                                .dst = (uint32_t)sum->dst,
                                                 .dst_offset = sum->dst_offset,
                                                 .nloops = (uint32_t)sum->nloops},
                            program->loops + sum->first_loop));
     for (int64_t t = 0; t < sum->reduction.nterms; t++) {
         const struct sum_term *term = &program->terms[sum->first_term + t];
-        TRY(device_ops_add_term(ops, (uint32_t)(bases_of(context, term->peer).src + term->src),
-                                term->offset, program->strides + term->first_stride));
+        TRY(device_ops_add_term(ops, (uint32_t)term->src, term->offset,
+                                program->strides + term->first_stride));
     }
     return RSD_OK;
 }
 
-/* In one process, the arrays of all ranks are numbered together. */
-static struct array_bases bases_of_process(const void *context, int32_t rank)
+rsd_status device_add_stage(struct device_ops *ops, const struct program *program, int32_t stage,
+                            int32_t sender)
 {
-    (void)rank;
-    return (struct array_bases){.dst = ((const struct run_arrays *)context)->nsrc};
-}
-
-/* Adds the copies of a stage, and in stage 0 all sums. */
-static rsd_status add_stage_ops(struct device_ops *ops, const struct program *program,
-                                int32_t stage, const struct run_arrays *arrays)
-{
-    struct array_bases bases = bases_of_process(arrays, 0);
-    for (size_t i = 0; stage == 0 && i < program->nsums; i++)
-        TRY(device_add_sum(ops, program, &program->sums[i], bases_of_process, arrays,
-                           arrays->nsrc));
-    for (size_t i = 0; i < program->ncopies; i++)
-        if (program->copies[i].stage == stage)
-            TRY(device_add_copy(ops, program, &program->copies[i], bases, arrays->nsrc));
+    bool all = sender == RSD_EVERY_RANK;
+    for (size_t i = 0; all && stage == 0 && i < program->nsums; i++)
+        TRY(translate_sum(ops, program, &program->sums[i]));
+    for (size_t i = 0; i < program->ncopies; i++) {
+        const struct copy_op *op = &program->copies[i];
+        if (op->stage == stage && (all || op->peer == sender))
+            TRY(translate_copy(ops, program, op));
+    }
     return RSD_OK;
 }
 
@@ -76,13 +67,13 @@ static rsd_status translate_program(struct device_run *run, const struct program
 {
     struct memory_device *device = run->arrays.device;
     struct device_ops ops = {0};
-    size_t narrays = (size_t)(arrays->nsrc + arrays->ndst);
     rsd_status status = RSD_OK;
     for (int32_t stage = 0; stage < MAX_STAGES && !status; stage++) {
         device_ops_clear(&ops);
-        status = add_stage_ops(&ops, program, stage, arrays);
+        status = device_add_stage(&ops, program, stage, RSD_EVERY_RANK);
         if (!status && ops.ncopies + ops.nsums > 0)
-            status = device->kind->program_new(device, &ops, narrays, &run->stages[stage]);
+            status =
+                device->kind->program_new(device, &ops, (size_t)arrays->n, &run->stages[stage]);
     }
     device_ops_drop(&ops);
     return status;

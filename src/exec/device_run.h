@@ -5,18 +5,9 @@
 #include "device_arrays.h"
 #include "program.h"
 
-/* The numbers of the first source and the first destination of a rank, in the addresses of a launch. */
-struct array_bases {
-    int64_t src, dst;
-};
-typedef struct array_bases array_bases_of(const void *context, int32_t rank);
-
-/* Adds a copy or a sum of a program, whose destination is array first_dst + dst. */
-rsd_status device_add_copy(struct device_ops *ops, const struct program *program,
-                           const struct copy_op *op, struct array_bases from, int64_t first_dst);
-rsd_status device_add_sum(struct device_ops *ops, const struct program *program,
-                          const struct sum_op *sum, array_bases_of *bases_of, const void *context,
-                          int64_t first_dst);
+/* Adds the copies of a stage from the arrays of one rank; with RSD_EVERY_RANK all of them, and in stage 0 all sums. */
+rsd_status device_add_stage(struct device_ops *ops, const struct program *program, int32_t stage,
+                            int32_t sender);
 
 /* What an exec keeps between its runs on a device. */
 struct device_run;

@@ -30,8 +30,8 @@ static bool is_unchanged(const struct device_exports *exports, const struct devi
 {
     if (!exports->list)
         return false;
-    for (int64_t i = 0; i < run->nsrc + run->ndst; i++)
-        if (run_arrays_span(run, i)->sent &&
+    for (int64_t i = 0; i < run->n; i++)
+        if (run->spans[i].sent &&
             (exports->list[i].address != (uint64_t)(uintptr_t)arrays->addresses[i] ||
              exports->list[i].allocation != arrays->places[i].allocation))
             return false;
@@ -48,9 +48,9 @@ static rsd_status list_exports(struct device_exports *exports, const struct devi
                                const struct run_arrays *run)
 {
     struct memory_device *device = arrays->device;
-    for (int64_t i = 0; i < run->nsrc + run->ndst; i++) {
+    for (int64_t i = 0; i < run->n; i++) {
         struct array_export *one = &exports->list[i];
-        const struct array_span *span = run_arrays_span(run, i);
+        const struct array_span *span = &run->spans[i];
         *one = (struct array_export){.address = (uint64_t)(uintptr_t)arrays->addresses[i],
                                      .allocation = arrays->places[i].allocation,
                                      .first_piece = exports->pieces.n};
@@ -70,7 +70,7 @@ static rsd_status list_exports(struct device_exports *exports, const struct devi
 /* Puts the lists into shared memory, into a larger segment if they need one. */
 static rsd_status publish_exports(struct exchange *x, struct device_exports *exports)
 {
-    struct export_header header = {(uint64_t)(x->arrays.nsrc + x->arrays.ndst), exports->pieces.n};
+    struct export_header header = {(uint64_t)x->arrays.n, exports->pieces.n};
     size_t arrays_nbytes = (size_t)header.narrays * sizeof *exports->list,
            pieces_nbytes = exports->pieces.n * sizeof *exports->pieces.list,
            nbytes = sizeof header + arrays_nbytes + pieces_nbytes;
@@ -91,11 +91,10 @@ static rsd_status publish_exports(struct exchange *x, struct device_exports *exp
 rsd_status device_export_arrays(struct exchange *x, const struct device_arrays *arrays,
                                 struct device_exports *exports)
 {
-    int64_t narrays = x->arrays.nsrc + x->arrays.ndst;
     if (!x->host || is_unchanged(exports, arrays, &x->arrays))
         return RSD_OK;
     if (!exports->list)
-        exports->list = mem_new((size_t)narrays, sizeof *exports->list);
+        exports->list = mem_new((size_t)x->arrays.n, sizeof *exports->list);
     if (!exports->list)
         return RSD_ENOMEM;
     struct memory_pieces before = exports->pieces;
@@ -212,7 +211,7 @@ static rsd_status import_table(struct device_imports *imports, const struct host
                                struct memory_device *device, char *table, uint64_t capacity)
 {
     struct export_header header = {0};
-    uint64_t narrays = (uint64_t)(host->arrays.nsrc + host->arrays.ndst);
+    uint64_t narrays = (uint64_t)host->arrays.n;
     if (capacity >= sizeof header)
         memcpy(&header, table, sizeof header);
     uint64_t left = capacity < sizeof header ? 0 : capacity - sizeof header;
@@ -223,12 +222,11 @@ static rsd_status import_table(struct device_imports *imports, const struct host
     const struct array_export *list = (const void *)(table + sizeof header);
     const struct memory_piece *pieces = (const void *)(list + narrays);
     for (uint64_t i = 0; i < narrays; i++) {
-        const struct array_span *span = run_arrays_span(&host->arrays, (int64_t)i);
         struct array_export one = list[i];
         imports->addresses[i] = NULL;
         if (one.npieces)
-            TRY(import_array(imports, device, &one, pieces, header.npieces, span->nbytes,
-                             &imports->addresses[i]));
+            TRY(import_array(imports, device, &one, pieces, header.npieces,
+                             host->arrays.spans[i].nbytes, &imports->addresses[i]));
     }
     return RSD_OK;
 }
@@ -265,8 +263,7 @@ rsd_status device_import_arrays(const struct host_rank *host, struct memory_devi
     if (imports->addresses && imports->version == version)
         return RSD_OK;
     if (!imports->addresses)
-        imports->addresses =
-            mem_new((size_t)(host->arrays.nsrc + host->arrays.ndst), sizeof *imports->addresses);
+        imports->addresses = mem_new((size_t)host->arrays.n, sizeof *imports->addresses);
     if (!imports->addresses)
         return RSD_ENOMEM;
     imports->version = version;

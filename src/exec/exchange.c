@@ -33,7 +33,7 @@ static rsd_status collect_terms(struct exchange *x, const struct combined_box *b
         if (x->on_device)
             TRY(exchange_device_pack_term(x, &term->box, r->at, n));
         else
-            array_box_pack(x, &term->box, x->arrays.src[term->box.array], r->at, n, r->own);
+            array_box_pack(x, &term->box, x->arrays.addresses[term->box.array], r->at, n, r->own);
     }
     return RSD_OK;
 }
@@ -105,9 +105,8 @@ static void begin_stage(struct exchange *x)
         const struct copy_op *op = &x->program.copies[i];
         if (op->stage != x->stage || op->peer != x->rank)
             continue;
-        const char *from = run_arrays_source(&x->arrays, op->src, op->from_destination);
-        copy_block(&x->copier, x->stream, &op->block, from + op->src_offset,
-                   x->arrays.dst[op->dst] + op->dst_offset, 0, op->block.nrows);
+        copy_block(&x->copier, x->stream, &op->block, x->arrays.addresses[op->src] + op->src_offset,
+                   x->arrays.addresses[op->dst] + op->dst_offset, 0, op->block.nrows);
     }
 }
 

@@ -18,7 +18,6 @@
 struct array_box {
     int64_t array, offset; /* offset in bytes */
     int32_t plan;
-    bool from_destination;
     struct packed_box packed; /* as it is sent; its loops are exchange.loops from first_loop on */
     size_t first_loop;
 };
@@ -104,6 +103,14 @@ struct reducer {
     const char **terms;
 };
 
+/* What is bound: plans, their options (NULL: none), and the options of the exec. */
+struct bind_request {
+    int64_t nplans;
+    const rsd_plan *const *plans;
+    const rsd_bind_options *bind;
+    const rsd_exchange_options *options;
+};
+
 struct exchange {
     rsd_exec exec;
     struct peer *peer;
@@ -124,8 +131,7 @@ struct exchange {
         program; /* copies from arrays of this rank and of ranks on its host, by rank and stage */
     struct combined_box *combined;
     struct combined_term *terms;
-    int64_t
-        *strides; /* of the arrays of this rank, in bytes: plan by plan, sources and destinations */
+    int64_t *strides; /* of the arrays of this rank, in bytes */
     size_t nboxes, boxes_capacity, nloops, loops_capacity, nsends, sends_capacity, nreceives,
         receives_capacity, ncombined, combined_capacity, nterms, terms_capacity, nstrides,
         strides_capacity;
@@ -161,9 +167,8 @@ void exchange_set_call(struct exchange *x, const struct peer_call *call);
 /* ---- exchange_bind.c ---- */
 
 /* Collective. Binds plans over a peer of the caller. A status other than RSD_OK makes it fail on all ranks. */
-rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
-                         const rsd_plan *const *plans, const rsd_bind_options *bind,
-                         const rsd_exchange_options *options, struct exchange **exchange);
+rsd_status exchange_bind(struct peer *peer, rsd_status status, const struct bind_request *request,
+                         struct exchange **exchange);
 
 /* ---- exchange_compile.c ---- */
 
@@ -171,16 +176,14 @@ rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
  * together. */
 bool compile_terms_align(const struct exchange *x);
 /* Returns whether the arrays of this rank are column-major, so that boxes are best packed by columns. */
-bool compile_prefers_columns(int64_t nplans, const rsd_plan *const *plans,
-                             const rsd_bind_options *bind, int32_t rank);
+bool compile_prefers_columns(const struct bind_request *request, int32_t rank);
 
 /* Fills in boxes, messages, combined boxes and own copies of this rank for all plans. */
-rsd_status compile_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
-                         const rsd_bind_options *bind);
+rsd_status compile_plans(struct exchange *x, const struct bind_request *request);
 void compile_drop(struct exchange *x);
 
 /* Adds the copies directly from arrays of other ranks of this host. Requires host_data_open. */
-rsd_status compile_host_copies(struct exchange *x, int64_t nplans, const rsd_plan *const *plans);
+rsd_status compile_host_copies(struct exchange *x, const struct bind_request *request);
 
 /* Copy bytes [at, at + n) of the packed form of a box: from the array at base, or to its destination array. */
 void array_box_pack(const struct exchange *x, const struct array_box *box, const char *base,
@@ -201,15 +204,13 @@ struct host_rank {
     int32_t rank;
     const struct device_table_name *exported;
     struct shared_segment segment, arena;
-    const int64_t
-        *strides; /* a copy of the strides of its arrays, in the order of exchange.strides */
+    const int64_t *strides;   /* a copy of the strides of its arrays */
     _Atomic int64_t *offsets; /* of its arrays of this run in its arena; -1: not in the arena */
     struct ring *rings;
     uint64_t nstrides, noffsets, nrings;
-    struct run_arrays arrays; /* their extents in bytes */
-    /* only while plans are compiled: of the current plan */
-    size_t next_stride;
-    int64_t src_base, dst_base;
+    struct run_arrays arrays;   /* their extents in bytes */
+    int64_t first_array;        /* the number of its first one on this rank */
+    struct plan_arrays current; /* only while plans are compiled */
 };
 
 struct host_data {
@@ -220,6 +221,7 @@ struct host_data {
     const struct shared_segment *arena;
     struct host_rank *ranks; /* by their index in the peer; the entry of this rank is empty */
     int32_t n;
+    int64_t narrays; /* of this rank, and then of the others: numbers of arrays are below it */
 };
 
 /* Creates the segment of this rank. Requires that this rank shares memory with others. host_data_export returns its
@@ -231,7 +233,7 @@ struct host_data_names {
 struct host_data_names host_data_export(const struct exchange *x);
 /* Opens and checks the segment and the arena of another rank. */
 rsd_status host_data_open(struct exchange *x, int32_t index, const struct host_data_names *names,
-                          int64_t nplans, const rsd_plan *const *plans);
+                          const struct bind_request *request);
 void host_data_drop(struct exchange *x);
 
 /* Return NULL if the rank exports nothing, or no ring for this message. */
@@ -246,10 +248,9 @@ char *ring_buffer(const struct shared_segment *segment, const struct ring *ring,
 void host_data_publish(struct exchange *x);
 /* Returns whether all arrays of a message lie in the arena of this rank. */
 bool host_data_is_direct(const struct exchange *x, const struct message *message);
-/* Whether an array lies in its arena, as its owner says; destinations come after sources. */
+/* Whether an array of another rank lies in its arena, as that rank says; and the array, or NULL with EPEER set. */
 bool host_rank_has(const struct host_rank *host, int64_t number);
-/* The array of a rank, or NULL with EPEER set. */
-const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination);
+const char *host_rank_array(const struct host_rank *host, int64_t number);
 
 /* ---- exchange_device.c ---- */
 

@@ -165,13 +165,13 @@ static rsd_status export_data(struct exchange *x, const rsd_arena *arena, struct
     return RSD_OK;
 }
 
-static rsd_status import_data(struct exchange *x, const struct data_offer *offers, int64_t nplans,
-                              const rsd_plan *const *plans)
+static rsd_status import_data(struct exchange *x, const struct bind_request *request,
+                              const struct data_offer *offers)
 {
     for (int32_t i = 0; x->host && i < x->host->n; i++)
-        TRY(host_data_open(x, i, &offers[peer_host_rank(x->peer, i)].names, nplans, plans));
+        TRY(host_data_open(x, i, &offers[peer_host_rank(x->peer, i)].names, request));
     if (x->host)
-        TRY(compile_host_copies(x, nplans, plans));
+        TRY(compile_host_copies(x, request));
     return make_channels(x);
 }
 
@@ -190,57 +190,60 @@ static bool any_offer_failed(struct exchange *x, const struct data_offer *offers
     return false;
 }
 
-/* Collective. Exports data on every host, and creates channels. Sets *own_made if this rank has its channels, and
- * *made if all ranks have theirs. */
+/* Forgets what was imported, and the channels that use it. */
+static void unshare_data(struct exchange *x)
+{
+    host_data_drop(x);
+    mem_free(x->channels);
+    x->channels = NULL;
+}
+
+/* Collective. Exports data on every host, and makes the channels of this rank. If a rank of its host cannot share data,
+ * it has none yet. Sets *all if every rank has its channels. If status is not RSD_OK, x may be NULL. */
 static rsd_status share_data(struct peer *peer, rsd_status status, struct exchange *x,
-                             int64_t nplans, const rsd_plan *const *plans, const rsd_arena *arena,
-                             struct data_offer *offers, bool *made, bool *own_made)
+                             const struct bind_request *request, bool *all)
 {
     struct peer_call exporting = peer_call_named("exporting arrays"),
                      importing = peer_call_named("importing arrays");
-    struct data_offer own;
+    struct data_offer own, *offers = mem_new((size_t)peer_nranks(peer), sizeof *offers);
     memset(&own, 0, sizeof own); /* all bytes are sent */
+    if (!offers && !status)
+        status = RSD_ENOMEM;
     if (!status)
-        note_offer(&own, export_data(x, arena, &own));
-    TRY(peer_gather(peer, status, &exporting, &own, sizeof own, offers));
-    assert(x && offers); /* else the gather failed */
-    if (!any_offer_failed(x, offers))
-        note_offer(&own, import_data(x, offers, nplans, plans));
-    TRY(peer_gather(peer, RSD_OK, &importing, &own, sizeof own, offers));
-    *made = true;
-    for (int32_t i = 0; i < x->nranks; i++)
-        *made = *made && !offers[i].status;
-    *own_made = !any_offer_failed(x, offers);
-    if (!*own_made)
-        host_data_drop(x);
-    return RSD_OK;
+        note_offer(&own, export_data(x, request->options->arena, &own));
+    status = peer_gather(peer, status, &exporting, &own, sizeof own, offers);
+    assert(status || (x && offers));
+    if (!status && !any_offer_failed(x, offers))
+        note_offer(&own, import_data(x, request, offers));
+    if (!status)
+        status = peer_gather(peer, RSD_OK, &importing, &own, sizeof own, offers);
+    *all = !status;
+    for (int32_t i = 0; *all && i < peer_nranks(peer); i++)
+        *all = !offers[i].status;
+    if (!status && any_offer_failed(x, offers))
+        unshare_data(x);
+    mem_free(offers);
+    return status;
 }
 
 /* Collective. Creates the channels. If status is not RSD_OK, x may be NULL, and all ranks return that status. */
 static rsd_status connect_ranks(struct peer *peer, rsd_status status, struct exchange *x,
-                                int64_t nplans, const rsd_plan *const *plans,
-                                const rsd_arena *arena)
+                                const struct bind_request *request)
 {
     struct peer_call call = peer_call_named("making channels");
-    bool made = false, own_made = false;
+    bool all = false;
     assert(status || x);
     if (!status)
         snprintf(x->note, sizeof x->note, "messages only: %s", peer_host_note(peer));
-    if (peer_any_host_shared(peer)) {
-        struct data_offer *offers = mem_new((size_t)peer_nranks(peer), sizeof *offers);
-        if (!offers && !status)
-            status = RSD_ENOMEM;
-        status = share_data(peer, status, x, nplans, plans, arena, offers, &made, &own_made);
-        mem_free(offers);
-        TRY(status);
-    }
+    if (peer_any_host_shared(peer))
+        TRY(share_data(peer, status, x, request, &all));
     assert(status || x);
     if (!status && x->host)
         snprintf(x->note, sizeof x->note, "%d of %d ranks through shared memory", (int)x->host->n,
                  (int)x->nranks);
-    if (!status && !own_made)
+    if (!status && !x->channels)
         status = make_channels(x);
-    return made ? status : peer_vote(peer, status, &call);
+    return all ? status : peer_vote(peer, status, &call);
 }
 
 /* ---- plans of all ranks ---- */
@@ -328,15 +331,15 @@ static rsd_status compare_facts(struct peer *peer, const rsd_plan *const *plans,
 /* ---- the exec ---- */
 
 /* Sets the text by which errors name each plan. */
-static rsd_status label_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
-                              const char *const *names)
+static rsd_status label_plans(struct exchange *x, const struct bind_request *request)
 {
-    x->labels = mem_new((size_t)nplans, sizeof *x->labels);
+    const char *const *names = request->options->names;
+    x->labels = mem_new((size_t)request->nplans, sizeof *x->labels);
     if (!x->labels)
         return RSD_ENOMEM;
-    x->nplans = nplans;
-    for (int64_t i = 0; i < nplans; i++) {
-        const rsd_layout *src = plans[i]->src;
+    x->nplans = request->nplans;
+    for (int64_t i = 0; i < x->nplans; i++) {
+        const rsd_layout *src = request->plans[i]->src;
         struct text text = {0};
         if (names && names[i]) {
             text_add(&text, "%s", names[i]);
@@ -352,10 +355,8 @@ static rsd_status label_plans(struct exchange *x, int64_t nplans, const rsd_plan
 }
 
 /* Creates an exec without channels: compiles what this rank sends and receives. */
-static rsd_status compile_exchange(struct peer *peer, int64_t nplans, const rsd_plan *const *plans,
-                                   const rsd_bind_options *bind,
-                                   const rsd_exchange_options *options, bool by_columns,
-                                   struct exchange **exchange)
+static rsd_status compile_exchange(struct peer *peer, const struct bind_request *request,
+                                   bool by_columns, struct exchange **exchange)
 {
     struct exchange *x = mem_new(1, sizeof *x);
     if (!x)
@@ -367,10 +368,10 @@ static rsd_status compile_exchange(struct peer *peer, int64_t nplans, const rsd_
     x->by_columns = by_columns;
     x->copier = copier_best();
     x->call = peer_call_named("rsd_exec_run");
-    x->call.arguments = hash_plans(nplans, plans);
-    rsd_status status = label_plans(x, nplans, plans, options->names);
+    x->call.arguments = hash_plans(request->nplans, request->plans);
+    rsd_status status = label_plans(x, request);
     if (!status)
-        status = compile_plans(x, nplans, plans, bind);
+        status = compile_plans(x, request);
     if (status)
         exchange_backend.free(&x->exec);
     else
@@ -388,9 +389,10 @@ static int64_t chunk_of_budget(const struct exchange *x, int64_t budget)
 
 /* Collective. Compares the plans, and computes the facts that hold on all ranks. */
 static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const struct exchange *x,
-                                 const rsd_plan *const *plans, const rsd_exchange_options *options,
-                                 struct bind_facts *agreed, int64_t *host_of)
+                                 const struct bind_request *request, struct bind_facts *agreed,
+                                 int64_t *host_of)
 {
+    const rsd_exchange_options *options = request->options;
     struct peer_call call = peer_call_named("rsd_bind_transport");
     struct bind_facts own = {.by_columns = false},
                       *all = mem_new((size_t)peer_nranks(peer), sizeof *all);
@@ -406,7 +408,7 @@ static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const str
     status = peer_gather(peer, status, &call, &own, sizeof own, all);
     assert(status || (all && host_of));
     if (!status)
-        status = compare_facts(peer, plans, all);
+        status = compare_facts(peer, request->plans, all);
     for (int32_t i = 0; i < peer_nranks(peer) && !status; i++) {
         agreed->by_columns = all[i].by_columns && (i == 0 || agreed->by_columns);
         agreed->terms_align = all[i].terms_align && (i == 0 || agreed->terms_align);
@@ -417,34 +419,33 @@ static rsd_status agree_on_facts(struct peer *peer, rsd_status status, const str
     return status;
 }
 
-rsd_status exchange_bind(struct peer *peer, rsd_status status, int64_t nplans,
-                         const rsd_plan *const *plans, const rsd_bind_options *bind,
-                         const rsd_exchange_options *options, struct exchange **exchange)
+rsd_status exchange_bind(struct peer *peer, rsd_status status, const struct bind_request *request,
+                         struct exchange **exchange)
 {
     struct exchange *x = NULL;
     struct bind_facts agreed = {.by_columns = false};
     int64_t *host_of = mem_new((size_t)peer_nranks(peer), sizeof *host_of);
     rsd_status prepared = RSD_OK;
-    bool by_columns = !status && compile_prefers_columns(nplans, plans, bind, peer_rank(peer));
+    bool by_columns = !status && compile_prefers_columns(request, peer_rank(peer));
     if (!host_of && !status)
         status = RSD_ENOMEM;
     if (!status)
-        status = compile_exchange(peer, nplans, plans, bind, options, by_columns, &x);
-    status = agree_on_facts(peer, status, x, plans, options, &agreed, host_of);
+        status = compile_exchange(peer, request, by_columns, &x);
+    status = agree_on_facts(peer, status, x, request, &agreed, host_of);
     if (!status)
         status = peer_share_host(peer, host_of);
     mem_free(host_of);
     if (!status && by_columns != agreed.by_columns) { /* another rank packs by rows */
         exchange_backend.free(&x->exec);
         x = NULL;
-        prepared = compile_exchange(peer, nplans, plans, bind, options, false, &x);
+        prepared = compile_exchange(peer, request, false, &x);
     }
     if (x) {
         x->chunk = (uint64_t)agreed.chunk;
         x->terms_align = agreed.terms_align != 0;
     }
     if (!status)
-        status = connect_ranks(peer, prepared, x, nplans, plans, options->arena);
+        status = connect_ranks(peer, prepared, x, request);
     if (!status)
         *exchange = x;
     else if (x)
@@ -467,7 +468,9 @@ rsd_status rsd_bind_transport(int64_t nplans, const rsd_plan *const *plans,
         status = fail(RSD_EINVAL, "invalid number of plans %lld", (long long)nplans);
     TRY(peer_open(&transport, status ? 0 : options.timeout, TAG_DATA, &peer));
     struct exchange *x = NULL;
-    status = exchange_bind(peer, status, nplans, plans, bind, &options, &x);
+    struct bind_request request = {
+        .nplans = nplans, .plans = plans, .bind = bind, .options = &options};
+    status = exchange_bind(peer, status, &request, &x);
     if (status || !x) { /* the caller keeps the transport */
         peer_close(peer);
         return status;

@@ -12,11 +12,8 @@
 struct rank_compiler {
     struct exchange *x;
     const rsd_plan *plan;
-    int32_t rank;
-    int32_t number;                           /* of the plan */
-    int64_t first_src, nsrc, first_dst, ndst; /* arrays of this rank, as the layouts number them */
-    int64_t src_base, dst_base;               /* the first, as the exchange numbers them */
-    const int64_t *src_strides, *dst_strides;
+    int32_t number;            /* of the plan */
+    struct plan_arrays arrays; /* of this rank */
 };
 
 /* ---- packed boxes ---- */
@@ -35,19 +32,16 @@ static rsd_status fill_loops(struct exchange *x, struct array_box *box, int32_t 
     return RSD_OK;
 }
 
-/* Sets where a piece lies in the array of this rank, as sender or receiver. */
-static rsd_status fill_box(struct rank_compiler *c, const rsd_piece *piece, bool sending,
-                           struct array_box *box)
+/* Sets where a piece lies in an array of its sender, or of its receiver. `arrays` are those of that rank. */
+static rsd_status fill_box(struct rank_compiler *c, const struct plan_arrays *arrays,
+                           const rsd_piece *piece, bool sending, struct array_box *box)
 {
-    const rsd_layout *layout = sending && !piece->from_destination ? c->plan->src : c->plan->dst;
-    bool in_dst = !sending || piece->from_destination;
-    int64_t number = sending ? piece->from_array : piece->to_array;
-    int64_t own = number - (in_dst ? c->first_dst : c->first_src);
+    bool is_dst = !sending || piece->from_destination;
+    const rsd_layout *layout = is_dst ? c->plan->dst : c->plan->src;
+    int64_t array = sending ? piece->from_array : piece->to_array;
     const int64_t *at = sending ? piece->from_at : piece->to_at;
-    const int64_t *strides = (in_dst ? c->dst_strides : c->src_strides) + own * layout->ndim;
-    *box = (struct array_box){.array = own + (in_dst ? c->dst_base : c->src_base),
-                              .plan = c->number,
-                              .from_destination = sending && piece->from_destination};
+    const int64_t *strides = plan_array_strides(arrays, array, is_dst);
+    *box = (struct array_box){.array = plan_array_number(arrays, array, is_dst), .plan = c->number};
     for (int32_t d = 0; d < layout->ndim; d++)
         box->offset += at[d] * strides[d];
     return fill_loops(c->x, box, layout->ndim, piece->box.len, strides,
@@ -67,7 +61,8 @@ void array_box_unpack(const struct exchange *x, const struct array_box *box, uin
 {
     struct packed_box packed = box->packed;
     packed.loops = x->loops + box->first_loop;
-    box_unpack(&x->copier, x->stream, &packed, in, at, n, x->arrays.dst[box->array] + box->offset);
+    box_unpack(&x->copier, x->stream, &packed, in, at, n,
+               x->arrays.addresses[box->array] + box->offset);
 }
 
 /* ---- pieces ---- */
@@ -150,7 +145,7 @@ static rsd_status add_combined_term(struct rank_compiler *c, const rsd_piece *pi
 {
     struct exchange *x = c->x;
     struct array_box to;
-    TRY(fill_box(c, piece, false, &to));
+    TRY(fill_box(c, &c->arrays, piece, false, &to));
     struct combined_box *last = x->ncombined ? &x->combined[x->ncombined - 1] : NULL;
     if (!last || last->nterms == (size_t)last->reduction.nterms) {
         TRY(GROW(x->combined, x->combined_capacity, x->ncombined + 1));
@@ -165,24 +160,12 @@ static rsd_status add_combined_term(struct rank_compiler *c, const rsd_piece *pi
                                   .first_term = x->nterms};
     }
     struct combined_term term = {.peer = piece->from};
-    if (piece->from == c->rank)
-        TRY(fill_box(c, piece, true, &term.box));
+    if (piece->from == x->rank)
+        TRY(fill_box(c, &c->arrays, piece, true, &term.box));
     TRY(GROW(x->terms, x->terms_capacity, x->nterms + 1));
     x->terms[x->nterms++] = term;
     last->nterms++;
     return RSD_OK;
-}
-
-static rsd_status add_own_copy(struct rank_compiler *c, const rsd_piece *piece)
-{
-    int32_t ndim = c->plan->dst->ndim;
-    int64_t from = piece->from_array - (piece->from_destination ? c->first_dst : c->first_src);
-    int64_t to = piece->to_array - c->first_dst;
-    return program_add_piece(
-        &c->x->program, c->plan, piece,
-        (piece->from_destination ? c->dst_strides : c->src_strides) + from * ndim,
-        c->dst_strides + to * ndim, from + (piece->from_destination ? c->dst_base : c->src_base),
-        to + c->dst_base);
 }
 
 /* Adds a piece to the messages, the own copies or the terms of a combined box. */
@@ -199,8 +182,10 @@ static rsd_status compile_piece(struct rank_compiler *c, const rsd_piece *piece,
     if (side == RSD_RECEIVES && piece->reduce)
         TRY(add_combined_term(c, piece));
     if (own)
-        return side == RSD_RECEIVES && !piece->reduce ? add_own_copy(c, piece) : RSD_OK;
-    TRY(fill_box(c, piece, side == RSD_SENDS, &box));
+        return side == RSD_RECEIVES && !piece->reduce
+                   ? program_add_piece(&c->x->program, c->plan, piece, &c->arrays, &c->arrays)
+                   : RSD_OK;
+    TRY(fill_box(c, &c->arrays, piece, side == RSD_SENDS, &box));
     return append_piece(c, pieces, &box, side == RSD_SENDS ? piece->to : piece->from, piece);
 }
 
@@ -210,7 +195,7 @@ static rsd_status compile_side(struct rank_compiler *c, rsd_side side, struct pi
     rsd_cursor *cursor;
     const rsd_piece *piece;
     rsd_status status;
-    TRY(rsd_plan_walk(c->plan, c->rank, side, &cursor));
+    TRY(rsd_plan_walk(c->plan, c->x->rank, side, &cursor));
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece)
         if ((status = compile_piece(c, piece, side, pieces)))
             break;
@@ -220,46 +205,30 @@ static rsd_status compile_side(struct rank_compiler *c, rsd_side side, struct pi
 
 /* ---- plans ---- */
 
-/* Appends the strides of this rank's arrays of a layout. */
-static rsd_status add_own_strides(struct exchange *x, const rsd_layout *layout, int64_t first,
-                                  int64_t n, const int64_t *given, bool column_major, bool written)
-{
-    size_t ndim = (size_t)layout->ndim;
-    TRY(GROW(x->strides, x->strides_capacity, x->nstrides + (size_t)n * ndim));
-    for (int64_t i = 0; i < n; i++) {
-        TRY(array_strides(layout, first + i, given ? given + (size_t)i * ndim : NULL, column_major,
-                          written, x->strides + x->nstrides));
-        x->nstrides += ndim;
-    }
-    return RSD_OK;
-}
-
 /* Adds a plan and its arrays to the exchange. */
-static rsd_status compile_plan(struct exchange *x, int32_t number, const rsd_plan *plan,
-                               const rsd_bind_options *bind, struct piece_list *sends,
-                               struct piece_list *receives)
+static rsd_status compile_plan(struct exchange *x, const struct bind_request *request, int64_t i,
+                               struct piece_list *sends, struct piece_list *receives)
 {
+    const rsd_plan *plan = request->plans[i];
+    struct plan_arrays before = {.number = x->arrays.n};
     struct rank_compiler c = {.x = x,
                               .plan = plan,
-                              .number = number,
-                              .rank = x->rank,
-                              .src_base = x->arrays.nsrc,
-                              .dst_base = x->arrays.ndst};
-    rsd_bind_options how;
-    size_t first = x->nstrides;
-    TRY(bind_options_copy(bind, &how));
-    rsd_layout_arrays_of(plan->src, c.rank, &c.first_src, &c.nsrc);
-    rsd_layout_arrays_of(plan->dst, c.rank, &c.first_dst, &c.ndst);
-    TRY(add_own_strides(x, plan->src, c.first_src, c.nsrc, how.src_strides,
-                        how.src_column_major != 0, false));
-    TRY(add_own_strides(x, plan->dst, c.first_dst, c.ndst, how.dst_strides,
-                        how.dst_column_major != 0, true));
-    c.src_strides = x->strides + first;
-    c.dst_strides = c.src_strides + c.nsrc * plan->src->ndim;
+                              .number = (int32_t)i,
+                              .arrays = plan_arrays_next(&before, plan, x->rank)};
+    rsd_bind_options options;
+    int64_t world = max_i64(rsd_layout_world(plan->src), rsd_layout_world(plan->dst));
+    if (world > x->nranks)
+        return fail(RSD_EMISMATCH, "a layout names rank %lld, but the transport has %d ranks",
+                    (long long)world - 1, (int)x->nranks);
+    TRY(bind_options_copy(request->bind, i, &options));
+    size_t first = x->nstrides, n = plan_arrays_nstrides(&c.arrays);
+    TRY(GROW(x->strides, x->strides_capacity, first + n));
+    x->nstrides += n;
+    c.arrays.strides = x->strides + first;
+    TRY(plan_arrays_fill_strides(&c.arrays, plan, &options, x->strides + first));
     TRY(compile_side(&c, RSD_SENDS, sends));
     TRY(compile_side(&c, RSD_RECEIVES, receives));
-    TRY(run_arrays_add_src(&x->arrays, plan->src, c.first_src, c.nsrc, c.src_strides));
-    return run_arrays_add_dst(&x->arrays, plan->dst, c.first_dst, c.ndst, c.dst_strides);
+    return run_arrays_add(&x->arrays, plan, &c.arrays);
 }
 
 /* Returns whether the first dim of all arrays of this rank has the smallest stride. */
@@ -277,31 +246,29 @@ static bool are_column_major(const rsd_layout *layout, int32_t rank, const int64
     return true;
 }
 
-bool compile_prefers_columns(int64_t nplans, const rsd_plan *const *plans,
-                             const rsd_bind_options *bind, int32_t rank)
+bool compile_prefers_columns(const struct bind_request *request, int32_t rank)
 {
-    const char *given = (const char *)bind;
-    for (int64_t i = 0; i < nplans; i++, given += bind->struct_nbytes) {
-        rsd_bind_options how;
-        if (!bind || options_copy("rsd_bind_options", given, &how, sizeof how))
+    for (int64_t i = 0; i < request->nplans; i++) {
+        const rsd_plan *plan = request->plans[i];
+        rsd_bind_options options;
+        if (!request->bind || bind_options_copy(request->bind, i, &options))
             return false;
-        if (how.src_strides ? !are_column_major(plans[i]->src, rank, how.src_strides)
-                            : !how.src_column_major)
+        if (options.src_strides ? !are_column_major(plan->src, rank, options.src_strides)
+                                : !options.src_column_major)
             return false;
-        if (how.dst_strides ? !are_column_major(plans[i]->dst, rank, how.dst_strides)
-                            : !how.dst_column_major)
+        if (options.dst_strides ? !are_column_major(plan->dst, rank, options.dst_strides)
+                                : !options.dst_column_major)
             return false;
     }
-    return nplans > 0;
+    return request->nplans > 0;
 }
 
 /* ---- arrays that a run uses ---- */
 
-/* Marks the array of a box, which is read or written, and perhaps sent to another rank. */
-static void mark_box(struct exchange *x, const struct array_box *box, bool read, bool sent)
+/* Marks the array of a box as used, and perhaps as sent to another rank. */
+static void mark_box(struct exchange *x, const struct array_box *box, bool sent)
 {
-    bool in_src = read && !box->from_destination;
-    struct array_span *span = (in_src ? x->arrays.src_spans : x->arrays.dst_spans) + box->array;
+    struct array_span *span = &x->arrays.spans[box->array];
     if (box->packed.nbytes == 0)
         return;
     span->used = true;
@@ -313,7 +280,7 @@ static void mark_messages(struct exchange *x, const struct message *messages, si
 {
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < messages[i].nboxes; k++)
-            mark_box(x, &x->boxes[messages[i].first_box + k], sending, sending);
+            mark_box(x, &x->boxes[messages[i].first_box + k], sending);
 }
 
 /* Marks the arrays that a run reads or writes. */
@@ -323,10 +290,10 @@ static void mark_used_arrays(struct exchange *x)
     mark_messages(x, x->receives, x->nreceives, false);
     program_mark_arrays(&x->program, &x->arrays);
     for (size_t i = 0; i < x->ncombined; i++)
-        mark_box(x, &x->combined[i].to, false, false);
+        mark_box(x, &x->combined[i].to, false);
     for (size_t i = 0; i < x->nterms; i++)
         if (x->terms[i].peer == x->rank)
-            mark_box(x, &x->terms[i].box, true, false);
+            mark_box(x, &x->terms[i].box, false);
 }
 
 /* ---- reductions ---- */
@@ -348,23 +315,14 @@ bool compile_terms_align(const struct exchange *x)
 
 /* ---- all plans ---- */
 
-rsd_status compile_plans(struct exchange *x, int64_t nplans, const rsd_plan *const *plans,
-                         const rsd_bind_options *bind)
+rsd_status compile_plans(struct exchange *x, const struct bind_request *request)
 {
     struct piece_list sends = {0}, receives = {0};
-    const char *given = (const char *)bind;
     rsd_status status = RSD_OK;
-    for (int64_t i = 0; i < nplans && !status; i++) {
-        int64_t world = max_i64(rsd_layout_world(plans[i]->src), rsd_layout_world(plans[i]->dst));
-        if (world > x->nranks)
-            status = fail(RSD_EMISMATCH, "a layout names rank %lld, but the transport has %d ranks",
-                          (long long)world - 1, (int)x->nranks);
-        else
-            status = compile_plan(x, (int32_t)i, plans[i], (const void *)given, &sends, &receives);
-        if (status && nplans > 1)
+    for (int64_t i = 0; i < request->nplans && !status; i++) {
+        status = compile_plan(x, request, i, &sends, &receives);
+        if (status && request->nplans > 1)
             status = fail_in(status, "plan %lld: ", (long long)i);
-        if (given)
-            given += bind->struct_nbytes;
     }
     if (!status)
         status = make_messages(x, &sends, &x->sends, &x->nsends, &x->sends_capacity);
@@ -394,39 +352,6 @@ void compile_drop(struct exchange *x)
 
 /* ---- copies from arrays of ranks on this host ---- */
 
-/* Returns the strides of the array of another rank that contains a piece, and its number on that rank. */
-static const int64_t *host_strides(const struct rank_compiler *c, const struct host_rank *host,
-                                   const rsd_piece *piece, int64_t *array)
-{
-    int64_t first_src, nsrc, first_dst, ndst;
-    rsd_layout_arrays_of(c->plan->src, host->rank, &first_src, &nsrc);
-    rsd_layout_arrays_of(c->plan->dst, host->rank, &first_dst, &ndst);
-    const int64_t *strides = host->strides + host->next_stride;
-    int64_t own = piece->from_array - (piece->from_destination ? first_dst : first_src);
-    *array = own + (piece->from_destination ? host->dst_base : host->src_base);
-    return strides + (own + (piece->from_destination ? nsrc : 0)) * c->plan->src->ndim;
-}
-
-/* Adds a copy directly from an array of another rank of this host, or sets where a term lies there. */
-static rsd_status compile_host_piece(struct rank_compiler *c, const struct host_rank *host,
-                                     const rsd_piece *piece, struct combined_term *term)
-{
-    struct exchange *x = c->x;
-    int32_t ndim = c->plan->src->ndim;
-    int64_t array;
-    const int64_t *there = host_strides(c, host, piece, &array);
-    if (!term)
-        return program_add_piece(&x->program, c->plan, piece, there,
-                                 c->dst_strides + (piece->to_array - c->first_dst) * ndim, array,
-                                 piece->to_array - c->first_dst + c->dst_base);
-    term->box = (struct array_box){
-        .array = array, .plan = c->number, .from_destination = piece->from_destination != 0};
-    for (int32_t d = 0; d < ndim; d++)
-        term->box.offset += piece->from_at[d] * there[d];
-    return fill_loops(x, &term->box, ndim, piece->box.len, there,
-                      element_of(c->plan->src->dtype, c->plan->src->dtype));
-}
-
 /* Whether every term of a reduction lies in an array of this rank, or of one on its host. */
 static bool terms_are_local(const struct exchange *x)
 {
@@ -436,73 +361,55 @@ static bool terms_are_local(const struct exchange *x)
     return true;
 }
 
-/* Adds a term to the sums that a device computes. */
-static rsd_status add_host_term(struct rank_compiler *c, const struct host_rank *host,
-                                const rsd_piece *piece, int64_t *missing)
+/* Adds a copy directly from an array of another rank of this host, or sets where a term lies there. With `sums`, adds
+ * a term of any rank to the sums that a device computes. */
+static rsd_status compile_host_piece(struct rank_compiler *c, const rsd_piece *piece, bool sums,
+                                     struct combined_term *term)
 {
-    int32_t ndim = c->plan->src->ndim;
-    int64_t array = piece->from_array - c->first_src, to = piece->to_array - c->first_dst;
-    const int64_t *from_strides = c->src_strides + array * ndim;
-    array += c->src_base;
+    const struct host_rank *host = host_data_rank(c->x, piece->from);
+    const struct plan_arrays *from = host ? &host->current : &c->arrays;
+    struct program *program = &c->x->program;
+    if (!term)
+        return host ? program_add_piece(program, c->plan, piece, from, &c->arrays) : RSD_OK;
     if (host)
-        from_strides = host_strides(c, host, piece, &array);
-    return program_add_term(&c->x->program, c->plan, piece, from_strides,
-                            c->dst_strides + to * ndim, array, to + c->dst_base, missing);
+        TRY(fill_box(c, from, piece, true, &term->box));
+    return sums ? program_add_term(program, c->plan, piece, from, &c->arrays) : RSD_OK;
 }
 
 /* Adds the direct copies of one plan, and with `sums` the terms of its sums. */
 static rsd_status compile_host_plan(struct rank_compiler *c, bool sums, size_t *next_term)
 {
-    struct exchange *x = c->x;
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    int64_t missing = 0;
-    TRY(rsd_plan_walk(c->plan, c->rank, RSD_RECEIVES, &cursor));
+    TRY(rsd_plan_walk(c->plan, c->x->rank, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        struct combined_term *term = piece->reduce ? &x->terms[(*next_term)++] : NULL;
-        const struct host_rank *host = host_data_rank(x, piece->from);
-        if (host)
-            status = compile_host_piece(c, host, piece, term);
-        if (!status && term && sums)
-            status = add_host_term(c, host, piece, &missing);
-        if (status)
+        struct combined_term *term = piece->reduce ? &c->x->terms[(*next_term)++] : NULL;
+        if ((status = compile_host_piece(c, piece, sums, term)))
             break;
     }
     rsd_cursor_free(cursor);
     return status;
 }
 
-/* Advances to the next plan in the strides that a rank exported: every rank lists them plan by plan. */
-static void skip_host_plan(struct exchange *x, const rsd_plan *plan)
-{
-    for (int32_t i = 0; i < x->host->n; i++) {
-        struct host_rank *host = &x->host->ranks[i];
-        int64_t first, nsrc, ndst;
-        rsd_layout_arrays_of(plan->src, host->rank, &first, &nsrc);
-        rsd_layout_arrays_of(plan->dst, host->rank, &first, &ndst);
-        host->next_stride += (size_t)((nsrc + ndst) * plan->src->ndim);
-        host->src_base += nsrc;
-        host->dst_base += ndst;
-    }
-}
-
-rsd_status compile_host_copies(struct exchange *x, int64_t nplans, const rsd_plan *const *plans)
+rsd_status compile_host_copies(struct exchange *x, const struct bind_request *request)
 {
     bool sums = terms_are_local(x);
     size_t next_term = 0;
-    struct rank_compiler c = {.x = x, .rank = x->rank, .src_strides = x->strides};
-    for (int64_t i = 0; i < nplans; i++) {
-        c.plan = plans[i];
+    struct rank_compiler c = {.x = x, .arrays = {.strides = x->strides}};
+    for (int32_t k = 0; k < x->host->n; k++) {
+        struct host_rank *host = &x->host->ranks[k];
+        host->current = (struct plan_arrays){.number = host->first_array, .strides = host->strides};
+    }
+    for (int64_t i = 0; i < request->nplans; i++) {
+        c.plan = request->plans[i];
         c.number = (int32_t)i;
-        rsd_layout_arrays_of(c.plan->src, c.rank, &c.first_src, &c.nsrc);
-        rsd_layout_arrays_of(c.plan->dst, c.rank, &c.first_dst, &c.ndst);
-        c.dst_strides = c.src_strides + c.nsrc * c.plan->src->ndim;
+        c.arrays = plan_arrays_next(&c.arrays, c.plan, x->rank);
+        for (int32_t k = 0; k < x->host->n; k++) {
+            struct host_rank *host = &x->host->ranks[k];
+            host->current = plan_arrays_next(&host->current, c.plan, host->rank);
+        }
         TRY(compile_host_plan(&c, sums, &next_term));
-        c.src_base += c.nsrc;
-        c.dst_base += c.ndst;
-        c.src_strides = c.dst_strides + c.ndst * c.plan->dst->ndim;
-        skip_host_plan(x, c.plan);
     }
     return RSD_OK;
 }

@@ -26,7 +26,6 @@ struct exchange_device {
     const void **addresses; /* of boxes that are packed or unpacked */
     size_t naddresses, addresses_capacity;
     const void **arrays_of_host; /* the arrays of this rank, then those of each rank of its host */
-    int64_t *first_of_host;      /* the number of the first, by index in the host */
     size_t narrays_of_host;
     struct memory_program *all[MAX_STAGES]; /* all copies and sums of a stage */
     struct memory_program *own[MAX_STAGES]; /* copies that stay on this rank */
@@ -87,7 +86,6 @@ void exchange_device_drop(struct exchange *x)
     device_ops_drop(&device->ops);
     mem_free(device->addresses);
     mem_free(device->arrays_of_host);
-    mem_free(device->first_of_host);
     mem_free(device);
     x->device = NULL;
 }
@@ -153,18 +151,10 @@ static rsd_status pin_segments(struct exchange *x, struct exchange_device *devic
 
 /* ---- programs ---- */
 
-/* Numbers the arrays of this rank and of all ranks of its host. */
-static rsd_status number_arrays(struct exchange *x, struct exchange_device *device)
+/* Makes the list of the arrays of this rank and of all ranks of its host. */
+static rsd_status add_host_arrays(struct exchange *x, struct exchange_device *device)
 {
-    int32_t nhost = x->host ? x->host->n : 0;
-    device->first_of_host = mem_new((size_t)nhost, sizeof *device->first_of_host);
-    if (!device->first_of_host)
-        return RSD_ENOMEM;
-    int64_t n = x->arrays.nsrc + x->arrays.ndst;
-    for (int32_t i = 0; i < nhost; i++) {
-        device->first_of_host[i] = n;
-        n += x->host->ranks[i].arrays.nsrc + x->host->ranks[i].arrays.ndst;
-    }
+    int64_t n = x->host ? x->host->narrays : x->arrays.n;
     if (n > UINT32_MAX)
         return fail(RSD_ELIMIT, "more than 2^32 arrays for a device");
     device->narrays_of_host = (size_t)n;
@@ -172,42 +162,18 @@ static rsd_status number_arrays(struct exchange *x, struct exchange_device *devi
     return device->arrays_of_host ? RSD_OK : RSD_ENOMEM;
 }
 
-static struct array_bases bases_of_rank(const void *context, int32_t rank)
-{
-    const struct exchange *x = context;
-    const struct host_rank *host = host_data_rank(x, rank);
-    if (!host)
-        return (struct array_bases){.dst = x->arrays.nsrc};
-    int64_t first = x->device->first_of_host[host - x->host->ranks];
-    return (struct array_bases){.src = first, .dst = first + host->arrays.nsrc};
-}
-
-/* Makes a program of the copies of a stage: those of one sender, or of all with the sums. */
-static rsd_status make_program(struct exchange *x, int32_t stage, int32_t sender, bool all,
-                               struct memory_program **program)
-{
-    struct exchange_device *device = x->device;
-    struct memory_device *by = device->arrays.device;
-    device_ops_clear(&device->ops);
-    for (size_t i = 0; all && stage == 0 && i < x->program.nsums; i++)
-        TRY(device_add_sum(&device->ops, &x->program, &x->program.sums[i], bases_of_rank, x,
-                           x->arrays.nsrc));
-    for (size_t i = 0; i < x->program.ncopies; i++) {
-        const struct copy_op *op = &x->program.copies[i];
-        if (op->stage == stage && (all || op->peer == sender))
-            TRY(device_add_copy(&device->ops, &x->program, op, bases_of_rank(x, op->peer),
-                                x->arrays.nsrc));
-    }
-    return by->kind->program_new(by, &device->ops, device->narrays_of_host, program);
-}
-
-/* Queues a program that is made at its first use. */
-static rsd_status queue_program(struct exchange *x, int32_t stage, int32_t sender, bool all,
+/* Queues the copies of a stage from one sender; with RSD_EVERY_RANK all of them and the sums. The program of these is
+ * made at its first use. */
+static rsd_status queue_program(struct exchange *x, int32_t stage, int32_t sender,
                                 struct memory_program **program, uint64_t *mark)
 {
     struct exchange_device *device = x->device;
-    if (!*program)
-        TRY(make_program(x, stage, sender, all, program));
+    struct memory_device *by = device->arrays.device;
+    if (!*program) {
+        device_ops_clear(&device->ops);
+        TRY(device_add_stage(&device->ops, &x->program, stage, sender));
+        TRY(by->kind->program_new(by, &device->ops, device->narrays_of_host, program));
+    }
     TRY((*program)->kind->program_run(*program, device->queue, device->arrays_of_host));
     return device->queue->kind->mark(device->queue, mark);
 }
@@ -229,7 +195,7 @@ static rsd_status start_exchange_device(struct exchange *x, struct memory_device
     if (!status)
         status = pin_segments(x, device);
     if (!status)
-        status = number_arrays(x, device);
+        status = add_host_arrays(x, device);
     if (!status)
         status = rounds_start(x, by, &device->rounds);
     if (!status)
@@ -294,8 +260,7 @@ rsd_status exchange_device_prepare(struct exchange *x)
     device->waits_stage = false;
     TRY(device_arrays_prepare(&device->arrays, &x->arrays));
     for (size_t i = 0; i < device->narrays_of_host; i++)
-        device->arrays_of_host[i] =
-            i < (size_t)(x->arrays.nsrc + x->arrays.ndst) ? device->arrays.addresses[i] : NULL;
+        device->arrays_of_host[i] = i < (size_t)x->arrays.n ? device->arrays.addresses[i] : NULL;
     TRY(device_export_arrays(x, &device->arrays, &device->exports));
     TRY(device->queue->kind->use_stream(device->queue, x->exec.stream));
     TRY(device->queue->kind->is_idle(device->queue, &device->was_idle));
@@ -332,14 +297,14 @@ const char *exchange_device_note(const struct exchange *x)
 rsd_status exchange_device_copy_own(struct exchange *x, int32_t stage)
 {
     x->device->waits_stage = true;
-    return queue_program(x, stage, x->rank, false, &x->device->own[stage], &x->device->stage_mark);
+    return queue_program(x, stage, x->rank, &x->device->own[stage], &x->device->stage_mark);
 }
 
 rsd_status exchange_device_copy_all(struct exchange *x, int32_t stage)
 {
     struct exchange_device *device = x->device;
     device->waits_stage = true;
-    TRY(queue_program(x, stage, x->rank, true, &device->all[stage], &device->stage_mark));
+    TRY(queue_program(x, stage, RSD_EVERY_RANK, &device->all[stage], &device->stage_mark));
     for (size_t i = 0; i < x->nchannels; i++) {
         struct channel *channel = &x->channels[i];
         if (channel->sending || channel->message->stage != stage)
@@ -399,8 +364,7 @@ rsd_status exchange_device_add_box(struct exchange *x, const struct array_box *b
 {
     struct exchange_device *device = x->device;
     const struct packed_box *rows = &box->packed;
-    bool in_src = sending && !box->from_destination;
-    const char *array = device->arrays.addresses[box->array + (in_src ? 0 : x->arrays.nsrc)];
+    const char *array = device->arrays.addresses[box->array];
     struct loop turned[RSD_MAX_DIMS];
     uint32_t array_number, packed_number;
     TRY(add_address(device, array, &array_number));
@@ -472,8 +436,7 @@ bool exchange_device_exports(const struct exchange *x, const struct message *mes
 {
     for (size_t i = 0; i < message->nboxes; i++) {
         const struct array_box *box = &x->boxes[message->first_box + i];
-        int64_t number = box->array + (box->from_destination ? x->arrays.nsrc : 0);
-        if (box->packed.nbytes && !device_exports_array(&x->device->exports, number))
+        if (box->packed.nbytes && !device_exports_array(&x->device->exports, box->array))
             return false;
     }
     return true;
@@ -491,35 +454,34 @@ static void list_addresses(struct exchange *x, const struct channel *channel)
 {
     struct exchange_device *device = x->device;
     const struct host_rank *host = channel->host;
-    int64_t index = host - x->host->ranks, n = host->arrays.nsrc + host->arrays.ndst;
-    const struct device_imports *imports = &device->peers[index].imports;
-    const void **addresses = device->arrays_of_host + device->first_of_host[index];
-    for (int64_t i = 0; i < n; i++)
+    const struct device_imports *imports = &device->peers[host - x->host->ranks].imports;
+    for (int64_t i = 0; i < host->arrays.n; i++) {
+        int64_t number = host->first_array + i;
         if (channel->direct == DIRECT_DEVICE && imports->addresses[i])
-            addresses[i] = imports->addresses[i];
-        else if (channel->direct == DIRECT_ARENA && host_rank_has(host, i))
-            addresses[i] = i < host->arrays.nsrc
-                               ? host_rank_array(host, i, false)
-                               : host_rank_array(host, i - host->arrays.nsrc, true);
+            device->arrays_of_host[number] = imports->addresses[i];
+        else if (channel->direct == DIRECT_ARENA && host_rank_has(host, number))
+            device->arrays_of_host[number] = host_rank_array(host, number);
+    }
+}
+
+static rsd_status check_host_address(const struct exchange *x, const struct host_rank *host,
+                                     int64_t number)
+{
+    if (x->device->arrays_of_host[number])
+        return RSD_OK;
+    return fail(RSD_EPEER, "rank %d exported no memory for array %lld", (int)host->rank,
+                (long long)host->arrays.spans[number - host->first_array].index);
 }
 
 /* Returns EPEER if a sender has exported no memory for an array that is read. */
 static rsd_status check_addresses(const struct exchange *x, const struct channel *channel)
 {
-    const struct exchange_device *device = x->device;
-    struct array_bases bases = bases_of_rank(x, channel->message->peer);
-    for (size_t i = 0; i < channel->ndirect; i++) {
-        const struct copy_op *op = &x->program.copies[channel->first_direct + i];
-        if (!device->arrays_of_host[op->src + (op->from_destination ? bases.dst : bases.src)])
-            return fail(RSD_EPEER, "rank %d exported no memory for array %lld",
-                        (int)channel->message->peer, (long long)op->src);
-    }
-    for (size_t i = 0; channel->message->reduce && i < x->program.nterms; i++) {
-        const struct sum_term *term = &x->program.terms[i];
-        if (term->peer == channel->message->peer && !device->arrays_of_host[term->src + bases.src])
-            return fail(RSD_EPEER, "rank %d exported no memory for array %lld",
-                        (int)channel->message->peer, (long long)term->src);
-    }
+    const struct host_rank *host = channel->host;
+    for (size_t i = 0; i < channel->ndirect; i++)
+        TRY(check_host_address(x, host, x->program.copies[channel->first_direct + i].src));
+    for (size_t i = 0; channel->message->reduce && i < x->program.nterms; i++)
+        if (x->program.terms[i].peer == host->rank)
+            TRY(check_host_address(x, host, x->program.terms[i].src));
     return RSD_OK;
 }
 
@@ -554,6 +516,6 @@ rsd_status exchange_device_open(struct exchange *x, const struct channel *channe
 rsd_status exchange_device_copy_direct(struct exchange *x, struct channel *channel)
 {
     x->device->ndirect++;
-    return queue_program(x, channel->message->stage, channel->message->peer, false,
+    return queue_program(x, channel->message->stage, channel->message->peer,
                          &x->device->direct[channel - x->channels], &channel->mark);
 }

@@ -40,7 +40,7 @@ void device_exports_drop(struct device_exports *exports);
 
 /* The device memory of another rank, mapped into this process. Starts as {0}. */
 struct device_imports {
-    const void **addresses; /* of its sources, then of its destinations; NULL: not on a device */
+    const void **addresses; /* of its arrays; NULL: not on a device */
     struct device_mapping *list;
     size_t n, capacity;
     uint64_t version; /* of its table */

@@ -34,7 +34,7 @@ static uint64_t ring_nbytes(const struct exchange *x, const struct message *mess
 static uint64_t lay_out_header(const struct exchange *x, struct host_header *header)
 {
     header->nstrides = x->nstrides;
-    header->noffsets = (uint64_t)(x->arrays.nsrc + x->arrays.ndst);
+    header->noffsets = (uint64_t)x->arrays.n;
     header->nrings = x->nsends;
     header->strides = align_up(sizeof *header);
     header->offsets = align_up(header->strides + header->nstrides * sizeof(int64_t));
@@ -72,6 +72,7 @@ rsd_status host_data_make(struct exchange *x, const rsd_arena *arena)
     if (!x->host)
         return RSD_ENOMEM;
     x->host->n = peer_host_nranks(x->peer);
+    x->host->narrays = x->arrays.n;
     x->host->arena = arena ? arena_segment(arena) : NULL;
     x->host->ranks = mem_new((size_t)x->host->n, sizeof *x->host->ranks);
     if (!x->host->ranks)
@@ -144,34 +145,29 @@ static rsd_status read_host_header(struct host_rank *host, const int64_t **strid
 }
 
 /* Computes the extents of the arrays of a rank from its strides, which are not trusted. */
-static rsd_status measure_plans(struct host_rank *host, const int64_t *exported, int64_t nplans,
-                                const rsd_plan *const *plans)
+static rsd_status measure_plans(struct host_rank *host, const int64_t *exported,
+                                const struct bind_request *request)
 {
-    uint64_t nread = 0;
+    uint64_t left = host->nstrides;
     int64_t *strides = mem_copy(exported, (size_t)host->nstrides, sizeof *strides);
     if (!strides)
         return RSD_ENOMEM;
     host->strides = strides; /* a copy that no other rank can change */
-    for (int64_t i = 0; i < nplans; i++) {
-        const rsd_layout *src = plans[i]->src, *dst = plans[i]->dst;
-        int64_t first_src, nsrc, first_dst, ndst, ndim = src->ndim;
-        rsd_layout_arrays_of(src, host->rank, &first_src, &nsrc);
-        rsd_layout_arrays_of(dst, host->rank, &first_dst, &ndst);
-        if ((uint64_t)((nsrc + ndst) * ndim) > host->nstrides - nread)
+    struct plan_arrays arrays = {.strides = strides};
+    for (int64_t i = 0; i < request->nplans; i++) {
+        arrays = plan_arrays_next(&arrays, request->plans[i], host->rank);
+        if (plan_arrays_nstrides(&arrays) > left)
             return fail(RSD_EPEER, "shared memory header does not match the plans");
-        TRY(run_arrays_add_src(&host->arrays, src, first_src, nsrc, strides + nread));
-        nread += (uint64_t)(nsrc * ndim);
-        TRY(run_arrays_add_dst(&host->arrays, dst, first_dst, ndst, strides + nread));
-        nread += (uint64_t)(ndst * ndim);
+        TRY(run_arrays_add(&host->arrays, request->plans[i], &arrays));
+        left -= plan_arrays_nstrides(&arrays);
     }
-    if (nread != host->nstrides ||
-        host->noffsets != (uint64_t)(host->arrays.nsrc + host->arrays.ndst))
+    if (left != 0 || host->noffsets != (uint64_t)host->arrays.n)
         return fail(RSD_EPEER, "shared memory header does not match the plans");
     return RSD_OK;
 }
 
 rsd_status host_data_open(struct exchange *x, int32_t index, const struct host_data_names *names,
-                          int64_t nplans, const rsd_plan *const *plans)
+                          const struct bind_request *request)
 {
     struct host_rank *host = &x->host->ranks[index];
     host->rank = peer_host_rank(x->peer, index);
@@ -184,7 +180,9 @@ rsd_status host_data_open(struct exchange *x, int32_t index, const struct host_d
     if (!status && names->arena.nbytes)
         status = shared_segment_open(&names->arena, &host->arena);
     if (!status)
-        status = measure_plans(host, strides, nplans, plans);
+        status = measure_plans(host, strides, request);
+    host->first_array = x->host->narrays;
+    x->host->narrays += host->arrays.n;
     return status ? fail_in(status, "rank %d: ", (int)host->rank) : RSD_OK;
 }
 
@@ -230,42 +228,40 @@ void host_data_publish(struct exchange *x)
     struct host_data *data = x->host;
     if (!data)
         return;
-    for (int64_t i = 0; i < x->arrays.nsrc; i++)
-        atomic_store_explicit(&data->offsets[i], arena_offset(data->arena, x->arrays.src[i]),
+    for (int64_t i = 0; i < x->arrays.n; i++)
+        atomic_store_explicit(&data->offsets[i], arena_offset(data->arena, x->arrays.addresses[i]),
                               memory_order_relaxed);
-    for (int64_t i = 0; i < x->arrays.ndst; i++)
-        atomic_store_explicit(&data->offsets[x->arrays.nsrc + i],
-                              arena_offset(data->arena, x->arrays.dst[i]), memory_order_relaxed);
 }
 
 bool host_data_is_direct(const struct exchange *x, const struct message *message)
 {
     for (size_t i = 0; i < message->nboxes; i++) {
         const struct array_box *box = &x->boxes[message->first_box + i];
-        int64_t at = (box->from_destination ? x->arrays.nsrc : 0) + box->array;
         if (box->packed.nbytes &&
-            atomic_load_explicit(&x->host->offsets[at], memory_order_relaxed) < 0)
+            atomic_load_explicit(&x->host->offsets[box->array], memory_order_relaxed) < 0)
             return false;
     }
     return x->host->arena != NULL;
 }
 
-bool host_rank_has(const struct host_rank *host, int64_t number)
+static int64_t host_offset(const struct host_rank *host, int64_t number)
 {
-    return atomic_load_explicit(&host->offsets[number], memory_order_relaxed) >= 0;
+    return atomic_load_explicit(&host->offsets[number - host->first_array], memory_order_relaxed);
 }
 
-const char *host_rank_array(const struct host_rank *host, int64_t array, bool from_destination)
+bool host_rank_has(const struct host_rank *host, int64_t number)
 {
-    const struct array_span *spans =
-        from_destination ? host->arrays.dst_spans : host->arrays.src_spans;
-    int64_t at = array + (from_destination ? host->arrays.nsrc : 0);
-    int64_t offset = atomic_load_explicit(&host->offsets[at], memory_order_relaxed);
+    return host_offset(host, number) >= 0;
+}
+
+const char *host_rank_array(const struct host_rank *host, int64_t number)
+{
+    const struct array_span *span = &host->arrays.spans[number - host->first_array];
+    int64_t offset = host_offset(host, number);
     uint64_t capacity = shared_segment_capacity(&host->arena);
-    if (offset < 0 || (uint64_t)offset > capacity ||
-        spans[array].nbytes > capacity - (uint64_t)offset) {
+    if (offset < 0 || (uint64_t)offset > capacity || span->nbytes > capacity - (uint64_t)offset) {
         error_set("rank %d: array %lld lies outside of its arena", (int)host->rank,
-                  (long long)array);
+                  (long long)span->index);
         return NULL;
     }
     return shared_segment_data(&host->arena) + offset;

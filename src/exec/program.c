@@ -56,16 +56,13 @@ static rsd_status append_long_copy(struct program *program, struct copy_op op, s
 
 void program_mark_arrays(const struct program *program, struct run_arrays *arrays)
 {
-    struct array_span *src = arrays->src_spans, *dst = arrays->dst_spans;
-    for (size_t i = 0; i < program->ncopies; i++) {
-        const struct copy_op *op = &program->copies[i];
-        (op->from_destination ? dst : src)[op->src].used = true;
-        dst[op->dst].used = true;
-    }
+    for (size_t i = 0; i < program->ncopies; i++)
+        arrays->spans[program->copies[i].src].used = arrays->spans[program->copies[i].dst].used =
+            true;
     for (size_t i = 0; i < program->nterms; i++)
-        src[program->terms[i].src].used = true;
+        arrays->spans[program->terms[i].src].used = true;
     for (size_t i = 0; i < program->nsums; i++)
-        dst[program->sums[i].dst].used = true;
+        arrays->spans[program->sums[i].dst].used = true;
 }
 
 void program_finish(struct program *program)
@@ -87,44 +84,13 @@ void program_drop(struct program *program)
     *program = (struct program){0};
 }
 
-/* ---- strides ---- */
-
-/* Returns the strides in bytes of all arrays of a layout: narrays * ndim numbers. */
-static rsd_status layout_strides(const rsd_layout *layout, const int64_t *given, bool column_major,
-                                 bool written, int64_t **out)
-{
-    int64_t narrays = rsd_layout_narrays(layout);
-    size_t ndim = (size_t)layout->ndim;
-    int64_t *strides = mem_new((size_t)narrays * ndim, sizeof *strides);
-    rsd_status status = strides ? RSD_OK : RSD_ENOMEM;
-    for (int64_t array = 0; array < narrays && !status; array++)
-        status = array_strides(layout, array, given ? given + (size_t)array * ndim : NULL,
-                               column_major, written, strides + (size_t)array * ndim);
-    if (status)
-        mem_free(strides);
-    else
-        *out = strides;
-    return status;
-}
-
 /* ---- the plan that is being compiled ---- */
 
 struct plan_compiler {
     struct program *program;
     const rsd_plan *plan;
-    int64_t *src_strides, *dst_strides;
-    int64_t first_src, first_dst;
+    const struct plan_arrays *arrays;
 };
-
-static const int64_t *src_strides_of(const struct plan_compiler *c, int64_t array)
-{
-    return c->src_strides + array * c->plan->src->ndim;
-}
-
-static const int64_t *dst_strides_of(const struct plan_compiler *c, int64_t array)
-{
-    return c->dst_strides + array * c->plan->dst->ndim;
-}
 
 /* ---- progressions ---- */
 
@@ -195,9 +161,10 @@ static rsd_status add_combination(const struct plan_compiler *c, const struct re
         position += families[d].list[at[d]].pos;
     }
     int64_t src = mesh_array_at(plan->src->mesh, position);
-    const int64_t *src_strides = src_strides_of(c, src);
-    const int64_t *dst_strides = dst_strides_of(c, receiver->array);
-    struct copy_op op = {.src = c->first_src + src, .dst = c->first_dst + receiver->array};
+    const int64_t *src_strides = plan_array_strides(c->arrays, src, false);
+    const int64_t *dst_strides = plan_array_strides(c->arrays, receiver->array, true);
+    struct copy_op op = {.src = plan_array_number(c->arrays, src, false),
+                         .dst = plan_array_number(c->arrays, receiver->array, true)};
     struct loops loops = {0};
     for (int32_t d = 0; d < ndim; d++) {
         const struct progression *one = &families[d].list[at[d]];
@@ -258,40 +225,31 @@ static int64_t byte_offset(int32_t ndim, const int64_t *at, const int64_t *strid
 }
 
 rsd_status program_add_piece(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
-                             const int64_t *from_strides, const int64_t *to_strides, int64_t src,
-                             int64_t dst)
+                             const struct plan_arrays *from, const struct plan_arrays *to)
 {
     int32_t ndim = piece->box.ndim;
-    const rsd_layout *from = piece->from_destination ? plan->dst : plan->src;
-    struct copy_op op = {.src = src,
-                         .dst = dst,
+    bool forwarded = piece->from_destination;
+    const int64_t *from_strides = plan_array_strides(from, piece->from_array, forwarded);
+    const int64_t *to_strides = plan_array_strides(to, piece->to_array, true);
+    struct copy_op op = {.src = plan_array_number(from, piece->from_array, forwarded),
+                         .dst = plan_array_number(to, piece->to_array, true),
                          .src_offset = byte_offset(ndim, piece->from_at, from_strides),
                          .dst_offset = byte_offset(ndim, piece->to_at, to_strides),
                          .stage = piece->stage,
-                         .peer = piece->from,
-                         .from_destination = piece->from_destination != 0};
+                         .peer = piece->from};
     struct loops loops = {0};
     for (int32_t d = 0; d < ndim; d++)
         loops_add(&loops, piece->box.len[d], from_strides[d], to_strides[d]);
-    loops_finish(&loops, element_of(from->dtype, plan->dst->dtype));
+    loops_finish(&loops, element_of((forwarded ? plan->dst : plan->src)->dtype, plan->dst->dtype));
     return append_long_copy(program, op, &loops);
-}
-
-static rsd_status add_copy(const struct plan_compiler *c, const rsd_piece *piece)
-{
-    const int64_t *from = piece->from_destination ? dst_strides_of(c, piece->from_array)
-                                                  : src_strides_of(c, piece->from_array);
-    return program_add_piece(c->program, c->plan, piece, from, dst_strides_of(c, piece->to_array),
-                             (piece->from_destination ? c->first_dst : c->first_src) +
-                                 piece->from_array,
-                             c->first_dst + piece->to_array);
 }
 
 /* Begins a sum with the loops of its destination, outermost first; extents of 1 need none. */
 static rsd_status start_sum(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
-                            const int64_t *to_strides, int64_t dst)
+                            const struct plan_arrays *to)
 {
-    struct sum_op sum = {.dst = dst,
+    const int64_t *to_strides = plan_array_strides(to, piece->to_array, true);
+    struct sum_op sum = {.dst = plan_array_number(to, piece->to_array, true),
                          .dst_offset = byte_offset(plan->dst->ndim, piece->to_at, to_strides),
                          .first_loop = (int64_t)program->nloops,
                          .first_term = (int64_t)program->nterms,
@@ -312,10 +270,11 @@ static rsd_status start_sum(struct program *program, const rsd_plan *plan, const
 
 /* Adds a term to the last sum. */
 static rsd_status append_term(struct program *program, const rsd_piece *piece,
-                              const int64_t *from_strides, int64_t src)
+                              const struct plan_arrays *from)
 {
     int32_t ndim = piece->box.ndim;
-    struct sum_term term = {.src = src,
+    const int64_t *from_strides = plan_array_strides(from, piece->from_array, false);
+    struct sum_term term = {.src = plan_array_number(from, piece->from_array, false),
                             .offset = byte_offset(ndim, piece->from_at, from_strides),
                             .first_stride = (int64_t)program->nstrides,
                             .peer = piece->from};
@@ -377,17 +336,22 @@ static void merge_sum(struct program *program)
     put_longest_inside(program, sum);
 }
 
-/* Compiles a plan piece by piece. */
-rsd_status program_add_term(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
-                            const int64_t *from_strides, const int64_t *to_strides, int64_t src,
-                            int64_t dst, int64_t *missing)
+/* Returns how many terms the last sum still needs. */
+static int64_t missing_terms(const struct program *program)
 {
-    if (*missing == 0) {
-        TRY(start_sum(program, plan, piece, to_strides, dst));
-        *missing = plan->reduced.total;
-    }
-    TRY(append_term(program, piece, from_strides, src));
-    if (--*missing == 0)
+    if (program->nsums == 0)
+        return 0;
+    const struct sum_op *last = &program->sums[program->nsums - 1];
+    return last->first_term + last->reduction.nterms - (int64_t)program->nterms;
+}
+
+rsd_status program_add_term(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
+                            const struct plan_arrays *from, const struct plan_arrays *to)
+{
+    if (missing_terms(program) == 0)
+        TRY(start_sum(program, plan, piece, to));
+    TRY(append_term(program, piece, from));
+    if (missing_terms(program) == 0)
         merge_sum(program);
     return RSD_OK;
 }
@@ -397,17 +361,11 @@ static rsd_status compile_pieces(const struct plan_compiler *c)
 {
     rsd_cursor *cursor;
     const rsd_piece *piece;
-    int64_t missing = 0;
     TRY(rsd_plan_walk(c->plan, RSD_EVERY_RANK, RSD_RECEIVES, &cursor));
     rsd_status status;
     while (!(status = rsd_cursor_next(cursor, &piece)) && piece) {
-        if (piece->reduce)
-            status = program_add_term(
-                c->program, c->plan, piece, src_strides_of(c, piece->from_array),
-                dst_strides_of(c, piece->to_array), c->first_src + piece->from_array,
-                c->first_dst + piece->to_array, &missing);
-        else
-            status = add_copy(c, piece);
+        status = (piece->reduce ? program_add_term : program_add_piece)(c->program, c->plan, piece,
+                                                                        c->arrays, c->arrays);
         if (status)
             break;
     }
@@ -415,8 +373,12 @@ static rsd_status compile_pieces(const struct plan_compiler *c)
     return status;
 }
 
-rsd_status bind_options_copy(const rsd_bind_options *given, rsd_bind_options *options)
+rsd_status bind_options_copy(const rsd_bind_options *list, int64_t i, rsd_bind_options *options)
 {
+    /* A caller of another version has structs of another size, which is the distance between them. */
+    const char *given = (const char *)list;
+    if (list)
+        given += (size_t)i * list->struct_nbytes;
     TRY(options_copy("rsd_bind_options", given, options, sizeof *options));
     if ((options->src_strides && options->src_column_major) ||
         (options->dst_strides && options->dst_column_major))
@@ -425,26 +387,20 @@ rsd_status bind_options_copy(const rsd_bind_options *given, rsd_bind_options *op
 }
 
 rsd_status program_add_plan(struct program *program, struct run_arrays *arrays,
-                            const rsd_plan *plan, const rsd_bind_options *given)
+                            const rsd_plan *plan, const rsd_bind_options *options)
 {
-    struct plan_compiler c = {
-        .program = program, .plan = plan, .first_src = arrays->nsrc, .first_dst = arrays->ndst};
-    rsd_bind_options options;
-    TRY(bind_options_copy(given, &options));
-    rsd_status status = layout_strides(plan->src, options.src_strides,
-                                       options.src_column_major != 0, false, &c.src_strides);
-    if (!status)
-        status = layout_strides(plan->dst, options.dst_strides, options.dst_column_major != 0, true,
-                                &c.dst_strides);
+    struct plan_arrays before = {.number = arrays->n},
+                       added = plan_arrays_next(&before, plan, RSD_EVERY_RANK);
+    struct plan_compiler c = {.program = program, .plan = plan, .arrays = &added};
+    int64_t *strides = mem_new(plan_arrays_nstrides(&added), sizeof *strides);
+    if (!strides)
+        return RSD_ENOMEM;
+    added.strides = strides;
+    rsd_status status = plan_arrays_fill_strides(&added, plan, options, strides);
     if (!status)
         status = plan_is_direct(plan) ? add_families(&c) : compile_pieces(&c);
     if (!status)
-        status =
-            run_arrays_add_src(arrays, plan->src, 0, rsd_layout_narrays(plan->src), c.src_strides);
-    if (!status)
-        status =
-            run_arrays_add_dst(arrays, plan->dst, 0, rsd_layout_narrays(plan->dst), c.dst_strides);
-    mem_free(c.src_strides);
-    mem_free(c.dst_strides);
+        status = run_arrays_add(arrays, plan, &added);
+    mem_free(strides);
     return status;
 }

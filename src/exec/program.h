@@ -4,15 +4,14 @@
 
 #include "run_arrays.h"
 
-/* A block that is copied from one array to another. Arrays are numbered through all plans of an exec. */
+/* A block that is copied from one array to another, of this rank or of another rank of its host. */
 struct copy_op {
-    int64_t src, dst;               /* arrays; src is a destination array with from_destination */
+    int64_t src, dst;               /* numbers of arrays */
     int64_t src_offset, dst_offset; /* bytes */
     size_t first_loop;              /* index into program.loops, which may be reallocated */
     struct block block;
     int32_t stage;
     int32_t peer; /* the rank that has the source; used by exchanges */
-    bool from_destination;
 };
 
 /* A block that is combined from the terms of several arrays. Its loops count elements of the destination; each term
@@ -42,23 +41,20 @@ struct program {
     int64_t nbytes; /* that all copies and sums write */
 };
 
-/* Copies the options of one plan and checks them. */
-rsd_status bind_options_copy(const rsd_bind_options *given, rsd_bind_options *options);
+/* Copies the options of plan i from a list, and checks them. A NULL list stands for no options. */
+rsd_status bind_options_copy(const rsd_bind_options *list, int64_t i, rsd_bind_options *options);
 
 /* Adds a plan between the arrays of all ranks to the program, and these arrays to `arrays`. */
 rsd_status program_add_plan(struct program *program, struct run_arrays *arrays,
                             const rsd_plan *plan, const rsd_bind_options *options);
 
-/* Adds a copy of a piece between two arrays with these strides and numbers. */
+/* Adds a copy of a piece from an array of one rank to that of another, or of the same one. */
 rsd_status program_add_piece(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
-                             const int64_t *from_strides, const int64_t *to_strides, int64_t src,
-                             int64_t dst);
+                             const struct plan_arrays *from, const struct plan_arrays *to);
 
-/* Adds a piece that is one term of a sum. The terms of a sum come one after the other: *missing starts as 0, and
- * counts those that are still to come. */
+/* Adds a piece that is one term of a sum. The terms of a sum come one after the other. */
 rsd_status program_add_term(struct program *program, const rsd_plan *plan, const rsd_piece *piece,
-                            const int64_t *from_strides, const int64_t *to_strides, int64_t src,
-                            int64_t dst, int64_t *missing);
+                            const struct plan_arrays *from, const struct plan_arrays *to);
 
 /* Marks the arrays that the program reads or writes as used. */
 void program_mark_arrays(const struct program *program, struct run_arrays *arrays);

@@ -192,8 +192,9 @@ static rsd_status bind_plan(rsd_stash *stash, const struct stash_entry *entry,
     options.max_nbytes = min_i64(stash->options.max_nbytes, 2 * (int64_t)entry->nbytes + 1);
     TRY(peer_vote(stash->peer, RSD_OK, &call));
     rsd_status status = make_gather(stash, entry->nbytes, &plan);
-    status = exchange_bind(stash->peer, status, 1, (const rsd_plan *const *)&plan, NULL, &options,
-                           &exchange);
+    struct bind_request request = {
+        .nplans = 1, .plans = (const rsd_plan *const *)&plan, .options = &options};
+    status = exchange_bind(stash->peer, status, &request, &exchange);
     rsd_plan_free(plan);
     TRY(status);
     *bound = reuse_plan(stash);

@@ -132,9 +132,9 @@ static rsd_status make_units(struct threads_exec *x)
 static void run_copy(struct threads_exec *x, const struct copy_op *op, int64_t first_row,
                      int64_t nrows)
 {
-    const char *src = run_arrays_source(&x->arrays, op->src, op->from_destination);
-    copy_block(&x->copier, x->stream, &op->block, src + op->src_offset,
-               x->arrays.dst[op->dst] + op->dst_offset, first_row, nrows ? nrows : op->block.nrows);
+    char *const *arrays = x->arrays.addresses;
+    copy_block(&x->copier, x->stream, &op->block, arrays[op->src] + op->src_offset,
+               arrays[op->dst] + op->dst_offset, first_row, nrows ? nrows : op->block.nrows);
 }
 
 /* Computes one row of a sum: combines a batch of elements of all terms. */
@@ -158,13 +158,13 @@ static void run_sum_row(struct threads_exec *x, const struct sum_op *sum, int64_
     struct accumulators sums = {{0}};
     for (int64_t t = 0; t < sum->reduction.nterms; t++) {
         const int64_t *strides = program->strides + terms[t].first_stride;
-        const char *term = x->arrays.src[terms[t].src] + terms[t].offset;
+        const char *term = x->arrays.addresses[terms[t].src] + terms[t].offset;
         for (int32_t i = 0; i <= inner; i++)
             term += index[i] * strides[i];
         (t ? reduce_next : reduce_first)(&sum->reduction, &sums, n, term,
                                          inner >= 0 ? strides[inner] : 0);
     }
-    char *dst = x->arrays.dst[sum->dst] + sum->dst_offset;
+    char *dst = x->arrays.addresses[sum->dst] + sum->dst_offset;
     for (int32_t i = 0; i <= inner; i++)
         dst += index[i] * loops[i].dst_stride;
     reduce_store(&sum->reduction, &sums, n, dst, inner >= 0 ? loops[inner].dst_stride : 0);
@@ -273,15 +273,13 @@ static const struct backend threads_backend = {threads_start, threads_wait, thre
 
 /* Compiles all plans into one program. */
 static rsd_status bind_plans(struct threads_exec *x, int64_t nplans, const rsd_plan *const *plans,
-                             const rsd_bind_options *options)
+                             const rsd_bind_options *given)
 {
-    /* A caller of another version has structs of another size, which is the distance between them. */
-    const char *given = (const char *)options;
     for (int64_t i = 0; i < nplans; i++) {
-        rsd_status status =
-            program_add_plan(&x->program, &x->arrays, plans[i], (const void *)given);
-        if (given)
-            given += options->struct_nbytes;
+        rsd_bind_options options;
+        rsd_status status = bind_options_copy(given, i, &options);
+        if (!status)
+            status = program_add_plan(&x->program, &x->arrays, plans[i], &options);
         if (status)
             return nplans > 1 ? fail_in(status, "plan %lld: ", (long long)i) : status;
     }
