@@ -161,7 +161,7 @@ static void one_fails(struct rank *rank, void *context)
 {
     enum way way = (enum way)((uintptr_t)context % NWAYS);
     bool bound = (uintptr_t)context / NWAYS % 2, prefetched = (uintptr_t)context / NWAYS / 2;
-    rsd_stash *stash = stash_new(rank, way == DIFFERENT_CALL, way == MISSING ? 0.3 : 60);
+    rsd_stash *stash = stash_new(rank, way == DIFFERENT_CALL, way == MISSING ? 2 : 60);
     bool odd = rank->rank == ODD;
     float data[NUMEL], out[NUMEL], more[NUMEL] = {0};
     int64_t ids[3];
