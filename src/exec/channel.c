@@ -212,6 +212,7 @@ static rsd_status progress_receive(struct exchange *x, struct channel *channel, 
 
 /* ---- shared memory ---- */
 
+/* Counters of a ring, as numbers of chunks of this run. */
 static uint64_t load_counter(const struct channel *channel, _Atomic uint64_t *counter)
 {
     return atomic_load_explicit(counter, memory_order_acquire) - channel->before;
@@ -354,6 +355,7 @@ static rsd_status next_ring_buffer(const struct channel *channel, char **data)
                         (int)channel->host->rank);
 }
 
+/* Begins to copy from the sender's arrays or from the next ring buffer. chunk_is_copied says when it is done. */
 static rsd_status begin_reading(struct exchange *x, struct channel *channel)
 {
     char *data;

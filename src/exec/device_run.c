@@ -111,6 +111,7 @@ static rsd_status new_device_run(struct memory_device *device, const struct prog
     return status;
 }
 
+/* Queues all stages in the order of a stream, and a mark behind them. */
 static rsd_status queue_stages(struct device_run *run, void *stream)
 {
     const struct memory_kind *kind = run->queue->kind;

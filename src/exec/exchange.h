@@ -84,8 +84,8 @@ struct channel {
     struct host_rank
         *host; /* the other rank, if memory is shared with it; NULL: over the transport */
     struct ring *ring;
-    uint64_t before; /* chunks that the ring had counted before this run */
-    bool opened;
+    uint64_t before; /* chunks that the ring had counted when this run began */
+    bool opened;     /* in this run, the sender has announced how it sends */
     enum direct_way direct;
     bool offered;     /* device memory was offered: the receiver reads it, or refuses */
     bool was_refused; /* in an earlier run: it is not offered again */
@@ -296,9 +296,12 @@ rsd_status exchange_device_copy_direct(struct exchange *x, struct channel *chann
 
 /* ---- channel.c ---- */
 
+/* Return the most bytes of a chunk of a term, and of any chunk of a message. */
 uint64_t reduce_chunk_nbytes(const struct exchange *x);
 uint64_t channel_chunk_nbytes(const struct exchange *x, const struct message *message, bool shared);
+/* Prepares a channel for the next run. */
 void channel_rewind(const struct exchange *x, struct channel *channel);
+/* Returns whether all of the message is sent, or received and copied to its arrays. */
 bool channel_is_finished(const struct channel *channel);
 /* Decides whether the receives of a stage are done by one launch: all are direct, and this rank can read what the
  * senders export. Returns false until every sender has announced how it sends. */
@@ -306,13 +309,16 @@ bool channels_decide(struct exchange *x, int32_t stage, bool *together);
 /* Returns the bytes of the chunk at a position: as many as fit, and of a reduction at most the rest of one box. */
 size_t channel_next_chunk(const struct exchange *x, const struct channel *channel,
                           const struct position *position);
+/* Skips n bytes. A position is never at the end of a box, except behind the last one. */
 void channel_move_position(const struct exchange *x, struct position *position, size_t n);
 /* Packs the next n bytes, or unpacks them. On a device, adds them to what exchange_device_queue_boxes does. */
 rsd_status channel_copy_boxes(struct exchange *x, struct channel *channel, char *packed, size_t n);
+/* Returns the chunk in a buffer as a message of a transport that takes device memory. */
 rsd_device_message channel_device_message(const struct channel *channel,
                                           const struct chunk_buffer *buffer);
 /* Does what can be done without waiting. */
 rsd_status channel_progress(struct exchange *x, struct channel *channel, bool *moved);
+/* After a failure. Sets x->lost if the transport may still use buffers. */
 void channel_cancel(struct exchange *x, struct channel *channel);
 
 /* For reductions: returns the next n bytes of a term, or NULL if they have not arrived. channel_advance skips them. */

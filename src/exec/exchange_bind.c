@@ -16,6 +16,7 @@ static const int64_t default_budget = DEFAULT_MAX_NBYTES;
 
 /* ---- channels ---- */
 
+/* Sorts by sender and stage, so that the copies of a channel are consecutive. */
 static int compare_copies(const void *a, const void *b)
 {
     const struct copy_op *x = a, *y = b;
@@ -150,12 +151,14 @@ struct data_offer {
     char why[TEXT_NCHARS];
 };
 
+/* Records in the offer whether this rank could do its part, and why not. */
 static void note_offer(struct data_offer *own, rsd_status status)
 {
     own->status = (int32_t)status;
     snprintf(own->why, sizeof own->why, "%s", status ? rsd_error() : "");
 }
 
+/* Makes the shared memory of this rank, if it shares any, and names it in the offer. */
 static rsd_status export_data(struct exchange *x, const rsd_arena *arena, struct data_offer *own)
 {
     if (peer_host_nranks(x->peer) == 0)
@@ -165,6 +168,7 @@ static rsd_status export_data(struct exchange *x, const rsd_arena *arena, struct
     return RSD_OK;
 }
 
+/* Opens what the ranks of this host offer, and makes the channels of this rank. */
 static rsd_status import_data(struct exchange *x, const struct bind_request *request,
                               const struct data_offer *offers)
 {

@@ -89,6 +89,7 @@ bool rounds_cancel(struct exchange *x, struct rounds *rounds)
 
 /* ---- the channels of a stage ---- */
 
+/* Returns the next channel of the current stage that goes by rounds, from number *i on, and advances *i. NULL: none. */
 static struct channel *next_in_rounds(struct exchange *x, size_t *i, bool sending)
 {
     while (*i < x->nchannels) {

@@ -124,6 +124,7 @@ static size_t slice_nbytes(const rsd_stash *stash, size_t nbytes, size_t *start)
     return nbytes / n + (rank < longer);
 }
 
+/* Adds an entry to the statistics (sign 1), or removes it (sign -1). */
 static void count_entry(rsd_stash *stash, const struct stash_entry *entry, int64_t sign)
 {
     rsd_stash_usage *u = &stash->usage;
@@ -137,6 +138,7 @@ static void count_entry(rsd_stash *stash, const struct stash_entry *entry, int64
 
 /* ---- gets ---- */
 
+/* The call that ranks compare at a get: with `bound` in the vote of the run, else before its plan is bound. */
 static struct peer_call get_call(int64_t id, size_t nbytes, bool bound)
 {
     struct peer_call call = peer_call_named("rsd_stash_get of buffer %lld", (long long)id);

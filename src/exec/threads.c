@@ -117,6 +117,7 @@ static rsd_status add_sum_units(struct threads_exec *x, int64_t unit_nbytes)
     return RSD_OK;
 }
 
+/* Cuts the whole program into units: sums, then the copies of each stage. */
 static rsd_status make_units(struct threads_exec *x)
 {
     int64_t share = x->program.nbytes / (pool_nthreads(x->pool) * UNITS_PER_THREAD);

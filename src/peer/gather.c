@@ -103,6 +103,7 @@ int32_t round_source(const struct peer *peer)
     return (peer->transport.rank - step + n) % n;
 }
 
+/* Starts to send `out` as far as this round goes, and to receive as many bytes into `in`. */
 static rsd_status start_round(struct peer *peer, const void *out, void *in, size_t nbytes)
 {
     int32_t to = (int32_t)((peer->transport.rank + peer->distance) % peer->transport.nranks);
@@ -110,6 +111,7 @@ static rsd_status start_round(struct peer *peer, const void *out, void *in, size
     return peer_send(peer, to, TAG_VOTE, out, nbytes, &peer->send);
 }
 
+/* Sets *done if both messages of the round are complete, and *moved if one of them is since the last call. */
 static rsd_status test_round(struct peer *peer, bool *moved, bool *done)
 {
     TRY(peer_test(peer, &peer->send, moved));
@@ -118,6 +120,7 @@ static rsd_status test_round(struct peer *peer, bool *moved, bool *done)
     return RSD_OK;
 }
 
+/* Sends a copy of what is known so far, since it may change while the message is sent. */
 static rsd_status start_ballot_round(struct peer *peer)
 {
     peer->out = peer->result;
@@ -143,6 +146,7 @@ static rsd_status poll_rounds(struct peer *peer, bool *moved, bool *done)
 
 /* ---- votes ---- */
 
+/* Starts the next call: a vote, with n bytes beside the ballot that ranks of this host can read. */
 static void start_vote(struct peer *peer, rsd_status status, const struct peer_call *call,
                        const void *data, size_t n)
 {

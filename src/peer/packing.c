@@ -32,6 +32,7 @@ void payload_drop(struct payload *payload)
 
 /* ---- messages ---- */
 
+/* Tests the chunk in progress, and counts its bytes as done. Sets *moved if it is. */
 static rsd_status test_chunk(const struct peer *peer, struct chunked_payload *payload, bool *moved)
 {
     bool done = false;
