@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes as C
 import glob
+import operator
 import os
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
@@ -116,7 +117,12 @@ def taken(pointer: C.c_void_p) -> Optional[str]:
 
 def ints(numbers: Sequence[int], kind: Any = Int64) -> Any:
     """Returns an array of numbers. It is never empty, so that it has an address. OverflowError: one does not fit."""
-    return (kind * max(1, len(numbers)))(*[fitting(kind, number, "the number") for number in numbers])
+    found = list(map(operator.index, numbers))
+    made = (kind * max(1, len(found)))(*found)
+    if made[:len(found)] != found:
+        for number in found:
+            fitting(kind, number, "the number")
+    return made
 
 
 def pointers(addresses: Sequence[Optional[int]]) -> Any:

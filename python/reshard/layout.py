@@ -9,6 +9,7 @@ Layouts are immutable. Any number of threads may use them.
 from __future__ import annotations
 
 import ctypes as C
+import math
 import operator
 from typing import Any, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -44,9 +45,7 @@ class Mesh(_c.Handle):
         """Creates a mesh with `counts[a]` ranks along axis a, which has the name `names[a]` or None. `ranks` lists the
         rank at each position, row-major: the last axis changes fastest. None: 0, 1, 2, ..."""
         handle = Address()
-        total = 1
-        for count in counts:
-            total *= count
+        total = math.prod(counts)
         if ranks is not None and len(ranks) != total:
             raise InvalidError(f"got {len(ranks)} ranks for a mesh of {total}")
         if names is not None and len(names) != len(counts):

@@ -10,6 +10,7 @@ dtype of the same width that NumPy does not have.
 from __future__ import annotations
 
 import ctypes as C
+import math
 import sys
 from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
@@ -30,9 +31,7 @@ class Memory:
         self.address, self.device = address or None, device
         self.dtype, self.shape, self.writable, self.kept, self.raw = dtype, tuple(shape), writable, kept, raw
         self.strides = dense_strides(self.shape) if strides is None else tuple(strides)
-        self.nbytes = dtype.nbytes
-        for extent in self.shape:
-            self.nbytes *= extent
+        self.nbytes = dtype.nbytes * math.prod(self.shape)
 
     @property
     def dense(self) -> bool:
@@ -46,9 +45,7 @@ class Memory:
         another dtype is accepted."""
         shape = tuple(shape)
         if self.raw:
-            nbytes = dtype.nbytes
-            for extent in shape:
-                nbytes *= extent
+            nbytes = dtype.nbytes * math.prod(shape)
             if self.nbytes != nbytes:
                 raise MismatchError(f"{what} has {self.nbytes} bytes; {dtype.name}{list(shape)} has {nbytes}")
             return Memory(self.address, dtype, shape, None, self.writable, self.kept)

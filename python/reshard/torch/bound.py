@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes as C
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -55,9 +56,7 @@ class Bound:
         self.dtype = dtypes.torch_dtype(dtypes.dtype(plan.src.dtype))
         self.pieces = list(plan.pieces(rank)) if transport is None else []
         self.exec = None if transport is None else bind(plan, transport=transport, max_nbytes=MESSAGE_NBYTES)
-        nbytes = dtypes.dtype(plan.src.dtype).nbytes
-        for extent in plan.src.shape:
-            nbytes *= extent
+        nbytes = dtypes.dtype(plan.src.dtype).nbytes * math.prod(plan.src.shape)
         self.nbytes = 0 if transport is None else min(MESSAGE_NBYTES, nbytes)
 
     def new_arrays(self, devices: "Devices") -> List[torch.Tensor]:
@@ -104,10 +103,11 @@ class Bound:
         to_first = self.dst[0].number if self.dst else 0
         for one in self.pieces:
             given = src[one.from_array - from_first] if not one.from_destination else dst[one.from_array - to_first]
-            _part(dst[one.to_array - to_first], one.to_at, one.len).copy_(_part(given, one.from_at, one.len))
+            box_of(dst[one.to_array - to_first], one.to_at, one.len).copy_(box_of(given, one.from_at, one.len))
 
 
-def _part(tensor: torch.Tensor, at: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+def box_of(tensor: torch.Tensor, at: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """Returns the part of a tensor with `lengths` from the index `at` on, not a copy."""
     for dim, (start, length) in enumerate(zip(at, lengths)):
         tensor = tensor.narrow(dim, start, length)
     return tensor

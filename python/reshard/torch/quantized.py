@@ -21,6 +21,7 @@ from ..errors import InvalidError, MismatchError, UnsupportedError
 from ..storage import Storage
 from .boxes import check_filled
 from .hf_storage import HuggingFaceStorageReader
+from .reader import resolved
 from .threads import pool_of
 
 _FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
@@ -97,10 +98,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         start = item.storage_index.offset or (0,) * len(item.lengths)
         box = [(a + b, n) for a, b, n in zip(start, item.storage_offsets, item.lengths)]
         value = self._mxfp4(name, box) if name.endswith("_blocks") else self._scaled(name, box)
-        target = planner.resolve_tensor(item).detach()
-        if target.size() != value.size():
-            raise MismatchError(f"{name}: a read of {list(value.size())} elements into a tensor of "
-                                f"{list(target.size())}")
+        target = resolved(planner, item)
         target.copy_(value)
         planner.commit_tensor(item, target)
 

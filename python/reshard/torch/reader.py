@@ -15,7 +15,6 @@ import zlib
 from typing import Any, BinaryIO, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -30,6 +29,7 @@ from ..memory import cuda_device, is_direct
 from ..states import OPAQUE
 from ..storage import Storage, is_url
 from . import metadata as metadata_
+from .bound import box_of
 from .boxes import check_filled
 from .places import UrlPaths, check_file_system
 from .threads import pool_of
@@ -60,6 +60,15 @@ def _in_place(target: torch.Tensor, stored: torch.dtype) -> bool:
     if any(stride == 0 and extent > 1 for stride, extent in zip(target.stride(), target.shape)):
         return False
     return target.dtype == stored or (target.dtype in _FLOATS and stored in _FLOATS)
+
+
+def resolved(planner: LoadPlanner, item: ReadItem) -> torch.Tensor:
+    """Returns the tensor that an item is read into. MismatchError if it has another shape."""
+    target = planner.resolve_tensor(item).detach()
+    if target.size() != item.lengths:
+        raise MismatchError(f"{item.storage_index.fqn}: a read of {list(item.lengths)} elements into a tensor of "
+                            f"{list(target.size())}")
+    return target
 
 
 class Reader(UrlPaths, FileSystemReader):
@@ -178,10 +187,7 @@ class Reader(UrlPaths, FileSystemReader):
         batch: List[_Wanted] = []
         staged_nbytes = 0
         for item in items:
-            target = planner.resolve_tensor(item).detach()
-            if target.size() != item.lengths:
-                raise MismatchError(f"{item.storage_index.fqn}: a read of {list(item.lengths)} elements into a "
-                                    f"tensor of {list(target.size())}")
+            target = resolved(planner, item)
             staged, stored = None, self._stored_dtype(item)
             if not _in_place(target, stored):
                 staged = torch.empty(tuple(item.lengths), dtype=stored)
@@ -348,12 +354,8 @@ class Reader(UrlPaths, FileSystemReader):
         """Reads items that went through an unknown extension: decodes them once, and slices them as torch does."""
         stored = self._tensor(index, self._decoded(index))
         for item in items:
-            part = narrow_tensor_by_index(stored, item.storage_offsets, item.lengths)
-            target = planner.resolve_tensor(item).detach()
-            if target.size() != part.size():
-                raise MismatchError(f"{item.storage_index.fqn}: a read of {list(part.size())} elements into a "
-                                    f"tensor of {list(target.size())}")
-            target.copy_(part)
+            target = resolved(planner, item)
+            target.copy_(box_of(stored, item.storage_offsets, item.lengths))
             planner.commit_tensor(item, target)
 
 

@@ -10,6 +10,7 @@ run, which converts those that have another dtype on the other side. No copy of 
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -21,7 +22,7 @@ from ..layout import Layout
 from ..local import size
 from ..plan import Plan
 from ..proving import digest_array
-from .bound import Home, home_of
+from .bound import Home, box_of, home_of
 from .weight_names import (Layouts, Matching, Part, Rename, Tensors, address_of, checked, combined, described,
                            exchanged, local_tensor, matched, renamed)
 
@@ -49,19 +50,6 @@ class _Job(NamedTuple):
         return Plan(self.src.layout, self.dst.layout, nodes=nodes, cast=True)
 
 
-def _nelements(extents: Sequence[int]) -> int:
-    count = 1
-    for extent in extents:
-        count *= extent
-    return count
-
-
-def _view(tensor: torch.Tensor, at: Sequence[int], extents: Sequence[int]) -> torch.Tensor:
-    for dim, (start, length) in enumerate(zip(at, extents)):
-        tensor = tensor.narrow(dim, start, length)
-    return tensor
-
-
 def _cut(layout: Layout, box: Box, tensor: Optional[torch.Tensor], rank: int) -> _Cut:
     """Returns a box of a layout. `tensor` is this rank's array, or None."""
     lo, extents = box
@@ -78,7 +66,7 @@ def _cut(layout: Layout, box: Box, tensor: Optional[torch.Tensor], rank: int) ->
             boxes.append((owner, [a - b for a, b in zip(first, lo)], length))
             if owner == rank:
                 assert tensor is not None
-                views.append(_view(tensor, [at + a - b for at, a, b in zip(one.at, first, one.lo)], length))
+                views.append(box_of(tensor, [at + a - b for at, a, b in zip(one.at, first, one.lo)], length))
     return _Cut(Layout.from_boxes(layout.dtype, extents, boxes), views)
 
 
@@ -207,7 +195,7 @@ class WeightSync:
                 why = "only floating-point numbers are converted" if cast else "cast=True converts"
                 raise MismatchError(f"{part.target} is {dst.dtype}, but its source {part.source} is {src.dtype}; "
                                     f"{why}")
-            if not _nelements(src.shape):
+            if not math.prod(src.shape):
                 continue
             whole, there = ((0,) * src.ndim, src.shape), (tuple(part.at), src.shape)
             yield _Job(part, _cut(src, whole, self._local(self._source, part.source), self._rank),
@@ -269,7 +257,7 @@ class WeightSync:
                 for piece in plan.pieces(self._rank, sends=side == "from"):
                     at = piece.from_at if side == "from" else piece.to_at
                     array = (piece.from_array if side == "from" else piece.to_array) - arrays[0].number
-                    box = _view(cut.views[array], at, piece.len)
+                    box = box_of(cut.views[array], at, piece.len)
                     table[number, piece.to_rank] += self._digest(box, piece.lo, job.dst.layout.dtype)
         self._home.transport.group.allreduce([sent]).wait()
         differing = (sent[:, self._rank] != received[:, self._rank]).any(dim=1).nonzero().flatten().tolist()

@@ -13,6 +13,7 @@ import contextlib
 import ctypes as C
 import inspect
 import io
+import math
 import os
 import pickle
 import re
@@ -56,10 +57,8 @@ class Data(NamedTuple):
 def _global_nbytes(item: WriteItem) -> int:
     """Returns the bytes of the whole tensor of an item, by which torch assigns items to files."""
     assert item.tensor_data is not None
-    count = torch._utils._element_size(item.tensor_data.properties.dtype)  # type: ignore[attr-defined]
-    for extent in item.tensor_data.size:
-        count *= extent
-    return count
+    element_nbytes: int = torch._utils._element_size(item.tensor_data.properties.dtype)  # type: ignore[attr-defined]
+    return element_nbytes * math.prod(item.tensor_data.size)
 
 
 def _buckets(count: int, items: Sequence[WriteItem]) -> List[List[WriteItem]]:
