@@ -174,22 +174,30 @@ static void test_buffers(void)
     options.max_nbytes = 3 * (int64_t)BLOCK;
     rsd_storage_new(&options, &storage);
     CASE("buffers are kept until they do not fit within the limit");
-    char *buffers[2] = {storage_new_buffer(storage, BLOCK), storage_new_buffer(storage, BLOCK)};
+    char *buffers[2];
+    for (int i = 0; i < 2; i++) {
+        storage_reserve(storage, STORAGE_READS, BLOCK, true);
+        buffers[i] = storage_new_buffer(storage, STORAGE_READS, BLOCK);
+    }
     for (int i = 0; i < 2; i++)
-        storage_free_buffer(storage, buffers[i], BLOCK);
+        storage_free_buffer(storage, STORAGE_READS, buffers[i], BLOCK);
     CHECK(storage->nkept == 2, "%zu are kept", storage->nkept);
     storage_reserve(storage, STORAGE_READS, SMALL, true);
-    char *small = storage_new_buffer(storage, SMALL);
+    char *small = storage_new_buffer(storage, STORAGE_READS, SMALL);
     CHECK(storage->nkept == 2, "%zu are kept beside a small one", storage->nkept);
     storage_reserve(storage, STORAGE_WRITES, BLOCK, true);
-    char *block = storage_new_buffer(storage, BLOCK);
+    char *block = storage_new_buffer(storage, STORAGE_WRITES, BLOCK);
     CHECK(block == buffers[1] && storage->nkept == 1, "%zu are kept", storage->nkept);
-    storage_reserve(storage, STORAGE_READS, BLOCK, true);
-    char *large = storage_new_buffer(storage, BLOCK + SMALL);
+    storage_reserve(storage, STORAGE_READS, BLOCK + SMALL, true);
+    char *large = storage_new_buffer(storage, STORAGE_READS, BLOCK + SMALL);
     CHECK(storage->nkept == 0, "%zu are kept beyond the limit", storage->nkept);
-    storage_free_buffer(storage, small, SMALL);
-    storage_free_buffer(storage, block, BLOCK);
-    storage_free_buffer(storage, large, BLOCK + SMALL);
+    CASE("what was reserved for a buffer is free again when the buffer is");
+    storage_free_buffer(storage, STORAGE_READS, small, SMALL);
+    storage_free_buffer(storage, STORAGE_WRITES, block, BLOCK);
+    storage_free_buffer(storage, STORAGE_READS, large, BLOCK + SMALL);
+    for (int use = 0; use < 2; use++)
+        CHECK(storage->nbytes_used[use] == 0, "%llu bytes are reserved",
+              (unsigned long long)storage->nbytes_used[use]);
     rsd_storage_free(storage);
 }
 
