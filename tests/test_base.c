@@ -99,6 +99,44 @@ static void make_comma_locale(const char *folder)
     setenv("LOCPATH", folder, 1);
 }
 
+/* Saves a tensor of one element. */
+static rsd_checkpoint *save_number(const char *path, double number)
+{
+    rsd_layout *layout = NULL;
+    rsd_checkpoint *checkpoint = NULL;
+    void *array = &number;
+    rsd_tensor tensor = {.struct_nbytes = sizeof tensor, .name = "w", .arrays = &array};
+    OK(rsd_layout_parse("f64[1] @ 1:R", &layout));
+    tensor.layout = layout;
+    OK(rsd_save(path, 1, &tensor, NULL, NULL));
+    OK(rsd_checkpoint_open(path, NULL, &checkpoint));
+    rsd_layout_free(layout);
+    return checkpoint;
+}
+
+static rsd_status check_difference(void *context, const char *name, rsd_difference difference,
+                                   const char *text)
+{
+    (void)context, (void)name, (void)difference;
+    CHECK(strcmp(text, "element [0] is 0.5 and 0.25") == 0, "%s", text);
+    return RSD_OK;
+}
+
+static void differences_in_locales(const char *folder)
+{
+    int64_t n = 0;
+    CASE("numbers in messages have a decimal point in every locale of the program");
+    rsd_checkpoint *a = save_number(path_in(folder, "a"), 0.5);
+    rsd_checkpoint *b = save_number(path_in(folder, "b"), 0.25);
+    OK(rsd_diff(a, b, NULL, check_difference, NULL, &n, NULL));
+    CHECK(n == 1);
+    rsd_checkpoint_close(a);
+    rsd_checkpoint_close(b);
+    error_set("after %g s", 0.5);
+    error_add_context("%g: ", 1.5);
+    CHECK(strcmp(rsd_error(), "1.5: after 0.5 s") == 0, "%s", rsd_error());
+}
+
 static void numbers_in_locales(void)
 {
     const char *folder = folder_new("locale");
@@ -124,6 +162,7 @@ static void numbers_in_locales(void)
     json_start(&j, "1.25", 4);
     CHECK(json_number(&j, &value, &integer, &whole) == RSD_OK && !whole && value == 1.25);
     json_drop(&j);
+    differences_in_locales(folder);
     setlocale(LC_NUMERIC, "C");
     folder_remove(folder);
 }

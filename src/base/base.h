@@ -7,6 +7,7 @@
 #include "reshard.h"
 
 #include <regex.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -145,6 +146,9 @@ struct text {
 };
 
 void text_add(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The same as vsnprintf, with a decimal point whatever the locale of the program is, as text_add writes it. */
+int text_format(char *chars, size_t capacity, const char *format, va_list args);
 
 /* Moves the text to the caller, to be freed with rsd_free, and leaves `text` empty. */
 rsd_status text_take(struct text *text, char **chars);

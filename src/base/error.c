@@ -108,7 +108,7 @@ void error_set(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    vsnprintf(last_error, sizeof last_error, format, args);
+    text_format(last_error, sizeof last_error, format, args);
     va_end(args);
     escape_hidden();
 }
@@ -124,7 +124,7 @@ void error_add_context(const char *format, ...)
     memcpy(before, last_error, sizeof before);
     va_list args;
     va_start(args, format);
-    int length = vsnprintf(last_error, sizeof last_error, format, args);
+    int length = text_format(last_error, sizeof last_error, format, args);
     va_end(args);
     if (length > MAX_CONTEXT_NCHARS) /* so that the cause is there, however long a name is */
         length = MAX_CONTEXT_NCHARS + snprintf(last_error + MAX_CONTEXT_NCHARS, 6, "...: ");

@@ -25,8 +25,7 @@ static void make_plain_locale(void)
     plain_locale = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
 }
 
-/* The same as vsnprintf, in the plain locale. */
-static int format_plain(char *chars, size_t capacity, const char *format, va_list args)
+int text_format(char *chars, size_t capacity, const char *format, va_list args)
 {
     pthread_once(&plain_locale_once, make_plain_locale);
     locale_t before = plain_locale ? uselocale(plain_locale) : (locale_t)0;
@@ -46,7 +45,7 @@ void text_add(struct text *text, const char *format, ...)
         va_list args;
         va_start(args, format);
         int length =
-            format_plain(capacity ? text->chars + text->length : NULL, capacity, format, args);
+            text_format(capacity ? text->chars + text->length : NULL, capacity, format, args);
         va_end(args);
         if (length >= 0 && (size_t)length < capacity) {
             text->length += (size_t)length;

@@ -6,7 +6,6 @@
 #include "checkpoint.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* The first element of a tensor that differs, and its bytes. Ranks send it to each other. */
@@ -324,54 +323,55 @@ static rsd_status diff_jobs(void *context)
 
 /* ---- reporting differences ---- */
 
-/* Writes an element as a number, or its bits if the dtype has no numbers. `exact`: with all digits of an f64. */
-static void format_number(char *text, size_t capacity, rsd_dtype dtype, const unsigned char *bytes,
-                          bool exact)
+/* Adds an element as a number, or its bits if the dtype has no numbers. `exact`: with all digits of an f64. */
+static void add_number(struct text *text, rsd_dtype dtype, const unsigned char *bytes, bool exact)
 {
     enum dtype_class class = dtype_class(dtype);
-    size_t n = rsd_dtype_nbytes(dtype), at = 0;
-    double value;
+    double parts[2];
     int64_t integer;
     uint64_t natural;
     if (class == CLASS_COMPLEX) {
-        double parts[2];
         cast_elements(RSD_C128, parts, dtype, bytes, 1);
-        snprintf(text, capacity, "%.17g%+.17gi", parts[0], parts[1]);
+        text_add(text, "%.17g%+.17gi", parts[0], parts[1]);
     } else if (class == CLASS_FLOAT) {
-        cast_elements(RSD_F64, &value, dtype, bytes, 1);
-        snprintf(text, capacity, dtype == RSD_F64 && exact ? "%.17g" : "%.9g", value);
+        cast_elements(RSD_F64, parts, dtype, bytes, 1);
+        text_add(text, dtype == RSD_F64 && exact ? "%.17g" : "%.9g", parts[0]);
     } else if (class == CLASS_SIGNED) {
         cast_elements(RSD_I64, &integer, dtype, bytes, 1);
-        snprintf(text, capacity, "%lld", (long long)integer);
+        text_add(text, "%lld", (long long)integer);
     } else if (class != CLASS_OPAQUE) {
         cast_elements(RSD_U64, &natural, dtype, bytes, 1);
-        snprintf(text, capacity, "%llu", (unsigned long long)natural);
+        text_add(text, "%llu", (unsigned long long)natural);
     } else { /* no number: its bits */
-        at = (size_t)snprintf(text, capacity, "0x");
-        for (size_t i = n; i-- > 0;)
-            at += (size_t)snprintf(text + at, capacity - at, "%02x", bytes[i]);
+        text_add(text, "0x");
+        for (size_t i = rsd_dtype_nbytes(dtype); i-- > 0;)
+            text_add(text, "%02x", bytes[i]);
     }
 }
 
-/* Writes the first element that differs: its index, and its value in a and b. */
+/* Adds the first element that differs: its index, and its value in a and b. */
 static void describe_element(const struct comparing *c, const struct compared *compared,
                              struct text *out)
 {
     const struct stored_tensor *tensor = &c->a->catalog.tensors[compared->a];
     const int64_t *shape = tensor_shape(&c->a->catalog, tensor);
     int64_t index[RSD_MAX_DIMS] = {0}, rest = (int64_t)compared->first.at;
-    char where[SHAPE_TEXT_NCHARS], in_a[80], in_b[80];
+    char where[SHAPE_TEXT_NCHARS];
+    struct text in_a = {0}, in_b = {0};
     for (int32_t d = tensor->ndim - 1; d >= 0; d--) {
         index[d] = rest % shape[d];
         rest /= shape[d];
     }
     bool exact = tensor->dtype == RSD_F64;
-    format_number(in_a, sizeof in_a, compared->dtype, compared->first.in_a, exact);
-    format_number(in_b, sizeof in_b, compared->dtype, compared->first.in_b, exact);
-    bool bits = strcmp(in_a, in_b) == 0; /* NaNs, and zeros of both signs */
-    text_add(out, "element %s is %s and %s", shape_text(tensor->ndim, index, where), in_a, in_b);
-    if (bits)
-        text_add(out, " in other bits");
+    add_number(&in_a, compared->dtype, compared->first.in_a, exact);
+    add_number(&in_b, compared->dtype, compared->first.in_b, exact);
+    out->failed = out->failed || in_a.failed || in_b.failed;
+    if (!out->failed)
+        text_add(out, "element %s is %s and %s%s", shape_text(tensor->ndim, index, where),
+                 in_a.chars, in_b.chars,
+                 strcmp(in_a.chars, in_b.chars) == 0 ? " in other bits" : ""); /* NaNs, -0.0 */
+    text_drop(&in_a);
+    text_drop(&in_b);
 }
 
 static const char *stored_shape_text(const struct catalog *catalog, size_t index,
