@@ -115,12 +115,15 @@ void hash_catalog(struct hash *hash, const struct catalog *catalog);
 
 /* What the ranks of a call do together. Each function but work may be NULL. */
 struct operation_call {
+    const rsd_checkpoint
+        *from[2]; /* that ranks read in part; the second is side 1 of a comparison */
     rsd_status (*work)(void *context);
     rsd_status (*put)(void *context, struct payload *own); /* what this rank sends to rank 0 */
 
-    /* On rank 0: takes what another rank sent, reports a damaged source, and puts what all ranks receive. */
+    /* On rank 0: takes what another rank sent; goes on after damage that ranks found together in a job, whose error is
+     * set (NULL: the call fails); and puts what all ranks receive. */
     rsd_status (*take)(void *context, const struct payload *sent, size_t *at);
-    partial_crc_damaged *damaged;
+    rsd_status (*damaged)(void *context, size_t job);
     rsd_status (*put_result)(void *context, struct payload *result);
 
     rsd_status (*take_result)(void *context, const struct payload *result, size_t *at);
@@ -129,16 +132,9 @@ struct operation_call {
 /* Collective. Returns the same on all ranks, which then have the report of all. */
 rsd_status operation_run(struct operation *operation, const struct operation_call *call);
 
-/* Checks which job and which file a partial CRC is of, since another rank may have sent it. */
-rsd_status partial_crc_check_job(const struct partial_crc *crc, size_t njobs,
-                                 const rsd_checkpoint *checkpoint);
-
 /* Collective. Only rank 0 works; then all ranks have its status, its report and its `state` (NULL: none). */
 rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *context),
                           void *context, struct payload *state);
-
-/* Adds a job of so many bytes to a batch. */
-rsd_status operation_add_job(struct batch *batch, size_t id, int64_t nbytes, bool can_split);
 
 /* Runs a batch of this rank, unless `status`, that of listing its jobs, is a failure. Adds what was read to the report,
  * and drops the jobs. */
@@ -303,6 +299,9 @@ rsd_status writer_save_items(struct writer *writer);
 
 /* Completes files without items, and writes the names of directories to disk. */
 rsd_status writer_finish(struct writer *writer);
+
+/* Moves the counts of what this process wrote to a report. */
+void writer_report(struct writer *writer, rsd_report *report);
 
 /* ---- reflink.c: what is shared with the input ---- */
 

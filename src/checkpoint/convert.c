@@ -95,13 +95,6 @@ static rsd_status convert_close_job(void *context, const struct batch_job *job,
     return RSD_OK;
 }
 
-/* The tensor that a job reads whole, for reading ahead. */
-static size_t whole_convert_tensor(void *context, const struct batch_job *job)
-{
-    const struct conversion_run *c = context;
-    return c->item_jobs || c->dest->resumed ? SIZE_MAX : c->source_of[job->id];
-}
-
 /* Returns how many threads may compress; 0: as many as there are. Compression is not slowed down unless memory is
  * limited. */
 static int32_t count_writers(const struct conversion_run *c)
@@ -115,7 +108,6 @@ static int32_t count_writers(const struct conversion_run *c)
 static rsd_status run_jobs(struct conversion_run *c)
 {
     struct batch batch = {.from = c->in,
-                          .whole_tensor = whole_convert_tensor,
                           .open = convert_open_job,
                           .close = convert_close_job,
                           .check_records = true,
@@ -276,34 +268,20 @@ static rsd_status join_convert_output(struct conversion_run *c)
 static rsd_status convert_jobs(void *context)
 {
     struct conversion_run *c = context;
-    rsd_report *report = &c->operation.report;
     if (c->operation.rank > 0)
         TRY(join_convert_output(c));
     TRY(run_jobs(c));
     if (c->operation.nranks > 1)
         TRY(writer_flush(&c->writer));
-    report->nbytes_needed = c->nbytes_needed;
-    if (c->operation.rank > 0) { /* rank 0 counts its own at the end */
-        report->nbytes_written = (int64_t)c->writer.nbytes_written;
-        report->nfiles_written = c->writer.nfiles_written;
-        report->nbytes_shared = (int64_t)c->writer.nbytes_shared;
-    }
+    c->operation.report.nbytes_needed = c->nbytes_needed;
+    writer_report(&c->writer, &c->operation.report);
     return RSD_OK;
-}
-
-static rsd_status convert_damaged(void *context, const struct partial_crc *crc, rsd_status status)
-{
-    const struct conversion_run *c = context;
-    TRY(partial_crc_check_job(crc, c->manifest.catalog.ntensors, c->in));
-    const char *name = c->in->catalog.tensors[c->source_of[crc->job]].name;
-    return checkpoint_fail_in(c->in, (uint32_t)crc->file, name, status);
 }
 
 /* Rank 0: completes the files. */
 static rsd_status complete_files(void *context)
 {
     struct conversion_run *c = context;
-    rsd_report *report = &c->operation.report;
     if (c->writer.shared)
         TRY(writer_end_split_items(&c->writer));
     TRY(writer_finish(&c->writer));
@@ -313,9 +291,7 @@ static rsd_status complete_files(void *context)
     for (int64_t i = 0; i < c->options.nside_files; i++)
         TRY(copy_side_file(c, c->options.side_files[i]));
     TRY(c->manifest.format->writer->finish(&c->manifest, c->writer.store));
-    report->nbytes_written += (int64_t)c->writer.nbytes_written;
-    report->nfiles_written += c->writer.nfiles_written;
-    report->nbytes_shared += (int64_t)c->writer.nbytes_shared;
+    writer_report(&c->writer, &c->operation.report);
     writer_close(&c->writer);
     return RSD_OK;
 }
@@ -364,10 +340,10 @@ static bool can_resume(const struct conversion_run *c, rsd_status status)
  * rest. */
 static rsd_status write_conversion(struct conversion_run *c)
 {
-    struct operation_call call = {.work = convert_jobs,
+    struct operation_call call = {.from = {c->in},
+                                  .work = convert_jobs,
                                   .put = convert_put_written,
                                   .take = convert_take_written,
-                                  .damaged = convert_damaged,
                                   .context = c};
     rsd_status status = operation_lead(&c->operation, open_convert_output, c, &c->state);
     if (!status)

@@ -53,8 +53,7 @@ static rsd_status list_item_jobs(const struct conversion_run *c, const struct jo
         mine[files->list[i].id] = true;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
         int64_t nbytes = wanted_nbytes(c, i);
-        struct batch_job job = {
-            .id = i, .queue = catalog->extents[i].file, .to = nbytes, .of = nbytes};
+        struct batch_job job = {.id = i, .queue = catalog->extents[i].file, .of = nbytes};
         if (nbytes >= 0 && mine[job.queue])
             status = job_list_add(jobs, job);
     }
@@ -69,8 +68,10 @@ static rsd_status list_tensor_jobs(const struct conversion_run *c, struct job_li
     const struct catalog *catalog = &c->manifest.catalog, *in = &c->in->catalog;
     for (size_t t = 0; t < catalog->ntensors; t++) {
         const struct stored_tensor *tensor = &catalog->tensors[t];
+        const struct stored_tensor *source = &in->tensors[c->source_of[t]];
         struct batch_job job = {.id = t,
-                                .can_split = tensor_can_split(in, &in->tensors[c->source_of[t]])};
+                                .can_split = tensor_can_split(in, source),
+                                .whole = c->dest->resumed ? NULL : source};
         bool wanted = false;
         for (size_t i = tensor->first_extent + tensor->nboxes; i-- > tensor->first_extent;) {
             int64_t nbytes = wanted_nbytes(c, i);
@@ -80,7 +81,6 @@ static rsd_status list_tensor_jobs(const struct conversion_run *c, struct job_li
             job.of += nbytes;
             job.queue = catalog->extents[i].file;
         }
-        job.to = job.of;
         if (wanted)
             TRY(job_list_add(jobs, job));
     }

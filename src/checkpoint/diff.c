@@ -155,12 +155,12 @@ static rsd_status diff_open_job(void *context, const struct batch_job *job,
     struct comparing *c = context;
     struct compared *compared = &c->list[job->id];
     uint64_t limit = c->operation.tile_limit;
-    TRY(transfer_open_whole(&compared->other, c->b, compared->b, compared->dtype, compare_block, c,
-                            limit));
+    struct sink of_b = {.dtype = compared->dtype, .take = compare_block, .context = c};
+    struct sink of_a = {
+        .dtype = compared->dtype, .take = read_other_block, .context = c, .index = job->id};
+    TRY(transfer_open_whole(&compared->other, c->b, compared->b, of_b, limit));
     prefetch_tiles(&compared->other, 0, compared->other.ntiles);
-    TRY(transfer_open_whole(transfer, c->a, compared->a, compared->dtype, read_other_block, c,
-                            limit));
-    transfer->sinks[0].index = job->id;
+    TRY(transfer_open_whole(transfer, c->a, compared->a, of_a, limit));
     transfer->in_order = transfer->in_order || compared->other.in_order;
     transfer->stream_nbytes += compared->other.stream_nbytes;
     transfer->nstreams += compared->other.nstreams;
@@ -309,9 +309,10 @@ static rsd_status diff_jobs(void *context)
         if (compared->difference != RSD_SAME)
             continue;
         const struct stored_tensor *tensor = &a->tensors[compared->a];
-        bool can_split =
+        struct batch_job job = {.id = i, .of = tensor_nbytes(a, tensor)};
+        job.can_split =
             tensor_can_split(a, tensor) && tensor_can_split(b, &b->tensors[compared->b]);
-        status = operation_add_job(&batch, i, tensor_nbytes(a, tensor), can_split);
+        status = job_list_add(&batch.jobs, job);
     }
     status = operation_run_part(&c->operation, &batch, status);
     report->nbytes_read += (int64_t)c->other_stats.nbytes_read;
@@ -458,14 +459,6 @@ static rsd_status take_first_elements(void *context, const struct payload *sent,
     return RSD_OK;
 }
 
-static rsd_status diff_damaged(void *context, const struct partial_crc *crc, rsd_status status)
-{
-    const struct comparing *c = context;
-    const rsd_checkpoint *checkpoint = crc->side ? c->b : c->a;
-    TRY(partial_crc_check_job(crc, c->n, checkpoint));
-    return checkpoint_fail_in(checkpoint, (uint32_t)crc->file, c->list[crc->job].name, status);
-}
-
 /* ---- the call ---- */
 
 static void drop_comparing(struct comparing *c)
@@ -486,10 +479,10 @@ rsd_status rsd_diff(rsd_checkpoint *a, rsd_checkpoint *b, const rsd_diff_options
                     rsd_report *report)
 {
     struct comparing c = {.a = a, .b = b};
-    struct operation_call call = {.work = diff_jobs,
+    struct operation_call call = {.from = {a, b},
+                                  .work = diff_jobs,
                                   .put = put_first_elements,
                                   .take = take_first_elements,
-                                  .damaged = diff_damaged,
                                   .put_result = put_first_elements,
                                   .take_result = take_first_elements,
                                   .context = &c};

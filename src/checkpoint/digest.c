@@ -100,15 +100,10 @@ static rsd_status digest_open_job(void *context, const struct batch_job *job,
 {
     struct digesting *d = context;
     size_t tensor = digest_tensor(d, job->id);
-    return transfer_open_whole(transfer, d->checkpoint, tensor,
-                               d->checkpoint->catalog.tensors[tensor].dtype, digest_block,
-                               &d->digests.list[job->id], d->operation.tile_limit);
-}
-
-/* For reading ahead. */
-static size_t whole_digest_tensor(void *context, const struct batch_job *job)
-{
-    return digest_tensor(context, job->id);
+    struct sink sink = {.dtype = d->checkpoint->catalog.tensors[tensor].dtype,
+                        .take = digest_block,
+                        .context = &d->digests.list[job->id]};
+    return transfer_open_whole(transfer, d->checkpoint, tensor, sink, d->operation.tile_limit);
 }
 
 /* Each rank: reads its part of the tensors, and adds the remainders of its bytes. */
@@ -116,16 +111,16 @@ static rsd_status digest_jobs(void *context)
 {
     struct digesting *d = context;
     const struct catalog *catalog = &d->checkpoint->catalog;
-    struct batch batch = {.from = d->checkpoint,
-                          .whole_tensor = whole_digest_tensor,
-                          .open = digest_open_job,
-                          .check_records = true,
-                          .context = d};
+    struct batch batch = {
+        .from = d->checkpoint, .open = digest_open_job, .check_records = true, .context = d};
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < d->digests.n && !status; i++) {
         const struct stored_tensor *tensor = &catalog->tensors[digest_tensor(d, i)];
-        status = operation_add_job(&batch, i, tensor_nbytes(catalog, tensor),
-                                   tensor_can_split(catalog, tensor));
+        status = job_list_add(&batch.jobs,
+                              (struct batch_job){.id = i,
+                                                 .of = tensor_nbytes(catalog, tensor),
+                                                 .can_split = tensor_can_split(catalog, tensor),
+                                                 .whole = tensor});
     }
     status = operation_run_part(&d->operation, &batch, status);
     d->operation.report.ntensors = (int64_t)d->digests.n;
@@ -174,14 +169,6 @@ rsd_status digest_list_replace(void *context, const struct payload *result, size
     return digest_list_add(digests, result, at);
 }
 
-static rsd_status digest_damaged(void *context, const struct partial_crc *crc, rsd_status status)
-{
-    const struct digesting *d = context;
-    TRY(partial_crc_check_job(crc, d->digests.n, d->checkpoint));
-    const char *name = d->checkpoint->catalog.tensors[digest_tensor(d, crc->job)].name;
-    return checkpoint_fail_in(d->checkpoint, (uint32_t)crc->file, name, status);
-}
-
 /* ---- the call ---- */
 
 /* Checks the tensors of the call, hashes its arguments, and makes the digests. */
@@ -207,10 +194,10 @@ rsd_status rsd_digest(rsd_checkpoint *checkpoint, int64_t ntensors, const int64_
     struct digesting d = {.checkpoint = checkpoint,
                           .tensors = tensors,
                           .digests.n = tensors ? (size_t)max_i64(ntensors, 0) : catalog->ntensors};
-    struct operation_call call = {.work = digest_jobs,
+    struct operation_call call = {.from = {checkpoint},
+                                  .work = digest_jobs,
                                   .put = digest_list_put,
                                   .take = digest_list_add,
-                                  .damaged = digest_damaged,
                                   .put_result = digest_list_put,
                                   .take_result = digest_list_replace,
                                   .context = &d};

@@ -136,16 +136,18 @@ static rsd_status start_transfer(const struct loading *loading, size_t first, si
 static rsd_status add_load_job(struct loading *loading, size_t first, size_t end)
 {
     const struct catalog *catalog = &loading->checkpoint->catalog;
+    const struct stored_tensor *tensor = &catalog->tensors[loading->targets[first].stored];
     struct transfer *transfer = &loading->transfers[loading->jobs.n];
     rsd_status status = start_transfer(loading, first, end, transfer);
     if (!status)
         status = transfer_plan(transfer, catalog);
     if (status)
-        return fail_in(status, "%s: ", catalog->tensors[loading->targets[first].stored].name);
+        return fail_in(status, "%s: ", tensor->name);
     transfer->stream = transfer->nbytes >= STREAM_MIN_TOTAL;
-    return job_list_add(
-        &loading->jobs,
-        (struct batch_job){.id = loading->jobs.n, .to = transfer->nbytes, .of = transfer->nbytes});
+    bool whole = transfer->nbytes >= tensor_nbytes(catalog, tensor);
+    return job_list_add(&loading->jobs, (struct batch_job){.id = loading->jobs.n,
+                                                           .of = transfer->nbytes,
+                                                           .whole = whole ? tensor : NULL});
 }
 
 /* Lists one job for each stored tensor, with all arrays that are loaded from it. */
@@ -182,18 +184,6 @@ static rsd_status load_open_job(void *context, const struct batch_job *job,
     return RSD_OK;
 }
 
-/* A tensor of which all is loaded, for reading ahead. */
-static size_t whole_load_tensor(void *context, const struct batch_job *job)
-{
-    const struct loading *loading = context;
-    const struct catalog *catalog = &loading->checkpoint->catalog;
-    const struct transfer *transfer = &loading->transfers[job->id];
-    bool waits = transfer->nsinks > 0; /* it was not opened yet */
-    return waits && job->of >= tensor_nbytes(catalog, &catalog->tensors[transfer->tensor])
-               ? transfer->tensor
-               : SIZE_MAX;
-}
-
 /* Runs the jobs of this rank. They keep the plans that list_load_jobs made. */
 static rsd_status load_jobs(void *context)
 {
@@ -201,7 +191,6 @@ static rsd_status load_jobs(void *context)
     rsd_report *report = &loading->operation.report;
     struct batch batch = {.jobs = loading->jobs,
                           .from = loading->checkpoint,
-                          .whole_tensor = whole_load_tensor,
                           .open = load_open_job,
                           .context = loading};
     report->ntensors = (int64_t)loading->jobs.n;

@@ -193,14 +193,18 @@ static rsd_status take_payloads(struct call_run *run, const struct payload *all,
     return RSD_OK;
 }
 
-rsd_status partial_crc_check_job(const struct partial_crc *crc, size_t njobs,
-                                 const rsd_checkpoint *checkpoint)
+/* On rank 0: names the tensor of a record whose CRC-32 is wrong. Another rank may have sent any numbers. */
+static rsd_status report_damage(void *context, const struct partial_crc *crc, rsd_status status)
 {
-    int64_t nfiles = rsd_checkpoint_nfiles(checkpoint);
-    if (crc->job < njobs && crc->file >= 0 && crc->file < nfiles)
-        return RSD_OK;
-    return fail(RSD_EPEER, "a rank sent the CRC of job %zu of %zu, in file %lld of %lld", crc->job,
-                njobs, (long long)crc->file, (long long)nfiles);
+    const struct operation_call *call = ((struct call_run *)context)->call;
+    const rsd_checkpoint *from = call->from[crc->side != 0];
+    if (!from || crc->tensor >= from->catalog.ntensors || crc->file < 0 ||
+        crc->file >= rsd_checkpoint_nfiles(from))
+        return fail(RSD_EPEER, "a rank sent the CRC of tensor %zu in file %lld, which do not exist",
+                    crc->tensor, (long long)crc->file);
+    const char *name = from->catalog.tensors[crc->tensor].name;
+    status = checkpoint_fail_in(from, (uint32_t)crc->file, name, status);
+    return call->damaged ? call->damaged(call->context, crc->job) : status;
 }
 
 /* On rank 0: merges the payloads of all ranks, checks CRCs of split records, and puts the result for all ranks. */
@@ -213,7 +217,7 @@ static rsd_status merge_call(void *context, const struct payload *all, struct pa
     struct io_stats stats = {0};
     rsd_status status = take_payloads(run, all, &sum, &crcs);
     if (!status)
-        status = partial_crcs_check(&crcs, &stats, call->damaged, call->context);
+        status = partial_crcs_check(&crcs, &stats, report_damage, run);
     mem_free(crcs.list);
     TRY(status);
     sum.nbytes_unchecked = add_counts(sum.nbytes_unchecked, (int64_t)stats.nbytes_unchecked);
@@ -248,12 +252,6 @@ static int note_progress(void *context, const rsd_progress *progress)
     atomic_store(&step->nbytes_total, progress->nbytes_total);
     atomic_store(&step->nbytes_done, progress->nbytes_done);
     return atomic_load(&step->stop);
-}
-
-rsd_status operation_add_job(struct batch *batch, size_t id, int64_t nbytes, bool can_split)
-{
-    struct batch_job job = {.id = id, .to = nbytes, .of = nbytes, .can_split = can_split};
-    return job_list_add(&batch->jobs, job);
 }
 
 rsd_status operation_run_part(struct operation *operation, struct batch *batch, rsd_status status)

@@ -86,8 +86,7 @@ rsd_status save_write_files(struct operation *operation, const struct memory_man
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
         int64_t nbytes = (int64_t)extent_find_box(catalog, i).nbytes;
-        struct batch_job job = {
-            .id = i, .queue = catalog->extents[i].file, .to = nbytes, .of = nbytes};
+        struct batch_job job = {.id = i, .queue = catalog->extents[i].file, .of = nbytes};
         if (writer_wants_item(writer, i))
             status = job_list_add(&batch.jobs, job);
     }
@@ -95,8 +94,7 @@ rsd_status save_write_files(struct operation *operation, const struct memory_man
     TRY(writer_finish(writer));
     report->ntensors = (int64_t)catalog->ntensors;
     report->nbytes_needed = batch.nbytes_total;
-    report->nbytes_written = (int64_t)writer->nbytes_written;
-    report->nfiles_written = writer->nfiles_written;
+    writer_report(writer, report);
     report->seconds = seconds_now() - operation->began;
     return RSD_OK;
 }
@@ -220,14 +218,22 @@ static rsd_status copy_arrays(rsd_async_save *save)
     return status;
 }
 
+/* What the caller saves, and where. */
+struct save_request {
+    const char *path;
+    int64_t ntensors;
+    const rsd_tensor *tensors;
+    rsd_save_options options;
+    bool background;
+};
+
 /* Lists what is saved, and for a save in the background copies it. */
-static rsd_status prepare_save(rsd_async_save *save, const char *path, int64_t ntensors,
-                               const rsd_tensor *tensors, rsd_save_options *options,
-                               bool background)
+static rsd_status prepare_save(rsd_async_save *save, struct save_request *request)
 {
     const struct operation *operation = &save->operation;
+    rsd_save_options *options = &request->options;
     save->overwrite = options->overwrite != 0;
-    save->path = text_copy(path);
+    save->path = text_copy(request->path);
     if (!save->path)
         return RSD_ENOMEM;
     save->items.only = operation->nranks > 1 ? operation->rank : -1;
@@ -236,31 +242,29 @@ static rsd_status prepare_save(rsd_async_save *save, const char *path, int64_t n
                     (int)operation->nranks);
     if (operation->nranks > 1)
         options->nranks = operation->nranks;
-    TRY(save_prepare(&save->items, ntensors, tensors, options));
-    return background ? copy_arrays(save) : RSD_OK;
+    TRY(save_prepare(&save->items, request->ntensors, request->tensors, options));
+    return request->background ? copy_arrays(save) : RSD_OK;
 }
 
-/* Makes a save, up to its open output. */
-static rsd_status begin_save(const char *path, int64_t ntensors, const rsd_tensor *tensors,
-                             const rsd_save_options *given, bool background,
+/* Collective. Makes a save, up to its open output. `report` is the caller's: its size is checked. */
+static rsd_status begin_save(struct save_request *request, const rsd_save_options *options,
                              const rsd_report *report, rsd_async_save **out)
 {
-    rsd_save_options options;
     struct hash arguments = {0};
-    TRY(options_copy("rsd_save_options", given, &options, sizeof options));
+    TRY(options_copy("rsd_save_options", options, &request->options, sizeof request->options));
     rsd_async_save *save = mem_new(1, sizeof *save);
     if (!save)
         return RSD_ENOMEM;
-    rsd_status status = operation_open(&save->operation, options.io, report);
+    rsd_status status = operation_open(&save->operation, request->options.io, report);
     if (status) {
         mem_free(save);
         return status;
     }
     save->operation.io.pool = pool_share(save->operation.io.pool);
-    status = prepare_save(save, path, ntensors, tensors, &options, background);
+    status = prepare_save(save, request);
     if (!status) {
         manifest_hash(&save->items.manifest, &arguments);
-        hash_string(&arguments, path);
+        hash_string(&arguments, save->path);
         hash_i64(&arguments, save->overwrite);
     }
     status = operation_agree(&save->operation, status, arguments);
@@ -277,8 +281,9 @@ static rsd_status begin_save(const char *path, int64_t ntensors, const rsd_tenso
 rsd_status rsd_save(const char *path, int64_t ntensors, const rsd_tensor *tensors,
                     const rsd_save_options *options, rsd_report *report)
 {
+    struct save_request request = {.path = path, .ntensors = ntensors, .tensors = tensors};
     rsd_async_save *save;
-    TRY(begin_save(path, ntensors, tensors, options, false, report, &save));
+    TRY(begin_save(&request, options, report, &save));
     return end_save(save, write_own_files, report);
 }
 
@@ -296,8 +301,10 @@ static void *run_save_thread(void *context)
 rsd_status rsd_save_start(const char *path, int64_t ntensors, const rsd_tensor *tensors,
                           const rsd_save_options *options, rsd_async_save **out)
 {
+    struct save_request request = {
+        .path = path, .ntensors = ntensors, .tensors = tensors, .background = true};
     rsd_async_save *save;
-    TRY(begin_save(path, ntensors, tensors, options, true, NULL, &save));
+    TRY(begin_save(&request, options, NULL, &save));
     save->threaded = pthread_create(&save->thread, NULL, run_save_thread, save) == 0;
     if (!save->threaded)
         run_save_thread(save);

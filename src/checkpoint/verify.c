@@ -145,15 +145,6 @@ static rsd_status verify_open_job(void *context, const struct batch_job *job,
     return transfer_open_box(transfer, v->checkpoint, box.box, v->operation.tile_limit);
 }
 
-/* The tensor of which a job reads the first box, for reading ahead: the others follow. */
-static size_t whole_verify_tensor(void *context, const struct batch_job *job)
-{
-    const struct verifying *v = context;
-    const struct catalog *catalog = &v->checkpoint->catalog;
-    struct extent_box box = extent_find_box(catalog, job->id);
-    return box.box == 0 && v->operation.nranks == 1 ? box.index : SIZE_MAX;
-}
-
 static bool verify_forgive(void *context, const struct batch_job *job, rsd_status status)
 {
     struct verifying *v = context;
@@ -167,7 +158,6 @@ static rsd_status read_boxes(struct verifying *v)
 {
     const struct catalog *catalog = &v->checkpoint->catalog;
     struct batch batch = {.from = v->checkpoint,
-                          .whole_tensor = whole_verify_tensor,
                           .open = verify_open_job,
                           .forgive = verify_forgive,
                           .check_records = true,
@@ -175,11 +165,14 @@ static rsd_status read_boxes(struct verifying *v)
     rsd_status status = RSD_OK;
     for (size_t i = 0; i < catalog->nextents && !status; i++) {
         const struct extent *extent = &catalog->extents[i];
-        bool stored = extent->kind != EXTENT_NONE;
+        struct extent_box box = extent_find_box(catalog, i);
+        struct batch_job job = {.id = i,
+                                .of = extent->kind != EXTENT_NONE ? (int64_t)box.nbytes : 0,
+                                .can_split = !extent->nzstd};
+        if (box.box == 0 && v->operation.nranks == 1) /* its other boxes follow */
+            job.whole = box.tensor;
         if (!is_lost(v, extent))
-            status = operation_add_job(&batch, i,
-                                       stored ? (int64_t)extent_find_box(catalog, i).nbytes : 0,
-                                       !extent->nzstd);
+            status = job_list_add(&batch.jobs, job);
     }
     status = operation_run_part(&v->operation, &batch, status);
     v->operation.report.nbytes_needed = batch.nbytes_total;
@@ -258,14 +251,9 @@ static rsd_status take_findings(void *context, const struct payload *sent, size_
     return RSD_OK;
 }
 
-static rsd_status verify_damaged(void *context, const struct partial_crc *crc, rsd_status status)
+static rsd_status verify_damaged(void *context, size_t job)
 {
-    struct verifying *v = context;
-    const struct catalog *catalog = &v->checkpoint->catalog;
-    TRY(partial_crc_check_job(crc, catalog->nextents, v->checkpoint));
-    const char *name = catalog->tensors[tensor_of_extent(catalog, crc->job)].name;
-    checkpoint_fail_in(v->checkpoint, (uint32_t)crc->file, name, status);
-    return keep_finding(v, FINDING_BOX, crc->job);
+    return keep_finding(context, FINDING_BOX, job);
 }
 
 static int by_kind_and_index(const void *a, const void *b)
@@ -320,7 +308,8 @@ rsd_status rsd_verify(rsd_checkpoint *checkpoint, const rsd_io *io, rsd_on_findi
                       void *context, int64_t *nfindings, rsd_report *report)
 {
     struct verifying v = {.checkpoint = checkpoint, .on_finding = on_finding, .context = context};
-    struct operation_call call = {.work = verify_jobs,
+    struct operation_call call = {.from = {checkpoint},
+                                  .work = verify_jobs,
                                   .put = put_findings,
                                   .take = take_findings,
                                   .damaged = verify_damaged,

@@ -233,6 +233,14 @@ rsd_status writer_finish(struct writer *writer)
     return writer->unsynced ? RSD_OK : store_sync_names(writer->store);
 }
 
+void writer_report(struct writer *writer, rsd_report *report)
+{
+    report->nbytes_written += (int64_t)atomic_exchange(&writer->nbytes_written, 0);
+    report->nbytes_shared += (int64_t)atomic_exchange(&writer->nbytes_shared, 0);
+    report->nfiles_written += writer->nfiles_written;
+    writer->nfiles_written = 0;
+}
+
 rsd_status writer_create_files(struct writer *writer)
 {
     for (uint32_t file = 0; file < writer->manifest->nfiles; file++)

@@ -20,6 +20,7 @@
 rsd_status job_list_add(struct job_list *jobs, struct batch_job job)
 {
     TRY(GROW(jobs->list, jobs->capacity, jobs->n + 1));
+    job.to = job.of;
     jobs->list[jobs->n++] = job;
     return RSD_OK;
 }
@@ -99,6 +100,7 @@ rsd_status partial_crcs_add(struct partial_crc_list *crcs, const struct batch_jo
         status = GROW(crcs->list, crcs->capacity, crcs->n + 1);
         if (!status)
             crcs->list[crcs->n++] = (struct partial_crc){.job = job->id,
+                                                         .tensor = transfer->tensor,
                                                          .side = side,
                                                          .source = (int64_t)i,
                                                          .file = source->file,

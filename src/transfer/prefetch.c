@@ -4,10 +4,9 @@
 /* What a job may have ahead of the one that is read, in each queue. */
 enum { AHEAD_JOBS = 64, AHEAD_NBYTES = 64 << 20 };
 
-static void prefetch_tensor(const rsd_checkpoint *checkpoint, size_t index)
+static void prefetch_tensor(const rsd_checkpoint *checkpoint, const struct stored_tensor *tensor)
 {
     const struct catalog *catalog = &checkpoint->catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[index];
     for (size_t box = 0; box < tensor->nboxes; box++) {
         const struct extent *extent = &catalog->extents[tensor->first_extent + box];
         if (extent->kind != EXTENT_NONE)
@@ -23,13 +22,11 @@ void prefetch_jobs(const struct batch *batch, size_t job, size_t end, size_t *ne
         return;
     for (size_t i = job; i < end && i < job + AHEAD_JOBS && nbytes < AHEAD_NBYTES; i++) {
         const struct batch_job *one = &batch->jobs.list[i];
-        size_t tensor =
-            batch_job_is_whole(one) ? batch->whole_tensor(batch->context, one) : SIZE_MAX;
-        if (tensor == SIZE_MAX)
+        if (!one->whole || !batch_job_is_whole(one))
             continue;
-        nbytes += (uint64_t)tensor_nbytes(&from->catalog, &from->catalog.tensors[tensor]);
+        nbytes += (uint64_t)tensor_nbytes(&from->catalog, one->whole);
         if (i >= *next)
-            prefetch_tensor(from, tensor);
+            prefetch_tensor(from, one->whole);
         *next = i >= *next ? i + 1 : *next;
     }
     store_start_prefetch(from->store);

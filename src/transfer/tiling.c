@@ -374,15 +374,12 @@ rsd_status transfer_open_files(struct transfer *transfer, rsd_checkpoint *checkp
 }
 
 rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t index,
-                               rsd_dtype dtype, sink_take *take, void *context, uint64_t max_nbytes)
+                               struct sink sink, uint64_t max_nbytes)
 {
     const struct catalog *catalog = &checkpoint->catalog;
     const struct stored_tensor *tensor = &catalog->tensors[index];
-    struct sink sink = {.kind = SINK_BLOCKS,
-                        .dtype = dtype,
-                        .ndim = tensor->ndim,
-                        .take = take,
-                        .context = context};
+    sink.kind = SINK_BLOCKS;
+    sink.ndim = tensor->ndim;
     copy_i64s(sink.len, tensor_shape(catalog, tensor), tensor->ndim);
     TRY(transfer_start(transfer, catalog, index, 1));
     transfer_add_sink(transfer, &sink);

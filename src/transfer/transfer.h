@@ -189,10 +189,10 @@ rsd_status transfer_open_box(struct transfer *transfer, rsd_checkpoint *checkpoi
 rsd_status transfer_open_memory(struct transfer *transfer, const char *memory,
                                 const int64_t *strides, uint64_t max_nbytes);
 
-/* All of the above for a whole tensor that goes to one sink, converted to a dtype. */
+/* All of the above for a whole tensor that goes to one sink as blocks. The sink has a dtype, `take` and what that needs;
+ * its box is set here. */
 rsd_status transfer_open_whole(struct transfer *transfer, rsd_checkpoint *checkpoint, size_t tensor,
-                               rsd_dtype dtype, sink_take *take, void *context,
-                               uint64_t max_nbytes);
+                               struct sink sink, uint64_t max_nbytes);
 
 void transfer_tile_box(const struct transfer *transfer, int64_t index, int64_t *lo, int64_t *len);
 rsd_status transfer_run_tile(const struct transfer *transfer, int64_t index,
@@ -265,11 +265,14 @@ struct batch_job {
     size_t id, queue;
     int64_t from, to, of;
     bool can_split;
+    const struct stored_tensor *whole; /* that it reads whole, for reading ahead; NULL: none */
 };
 struct job_list {
     struct batch_job *list;
     size_t n, capacity;
 };
+
+/* Adds a job, of which [from, to) is set to all. */
 rsd_status job_list_add(struct job_list *jobs, struct batch_job job);
 void job_list_drop(struct job_list *jobs);
 
@@ -289,7 +292,7 @@ bool tensor_can_split(const struct catalog *catalog, const struct stored_tensor 
 
 /* What one rank has read of a source of which it read a part. */
 struct partial_crc {
-    size_t job;
+    size_t job, tensor;
     int64_t side, source, file, checkable;
     uint32_t crc;
     uint64_t wanted, nbytes, offset, crc_sum, crc_nbytes; /* as in struct source */
@@ -321,9 +324,8 @@ struct batch {
     struct job_list jobs; /* of the caller; the run sorts them */
     size_t nqueues;       /* 0: any order, in one queue per thread */
     bool one_per_queue;   /* at most one thread works on a queue */
-    /* For reading ahead: the tensor of `from` that a job reads whole, or SIZE_MAX. from: NULL: not used. */
-    rsd_checkpoint *from;
-    size_t (*whole_tensor)(void *context, const struct batch_job *job);
+    rsd_checkpoint
+        *from; /* that has the tensors which jobs read whole; NULL: nothing is read ahead */
     rsd_status (*open)(void *context, const struct batch_job *job, struct transfer *transfer);
     /* Called when all tiles of a job are done and its sources are checked. NULL: nothing to do. */
     rsd_status (*close)(void *context, const struct batch_job *job, struct transfer *transfer);
