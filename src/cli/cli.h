@@ -36,13 +36,69 @@ void cli_note(const char *verb, const char *format, ...) __attribute__((format(p
 /* Prints the last error of the library and returns the exit code of the status; EXIT_YES for RSD_OK. */
 int cli_fail_status(const char *verb, rsd_status status);
 
-/* Prints what is wrong with the option that getopt_long has just refused; answer is '?' or ':'. A long option that is
- * unknown is compared with those of the table for which takes(context, value) returns true; NULL: with all. */
-typedef bool cli_takes_option(const void *context, int option);
-int cli_fail_option(const char *verb, int answer, char **argv, const struct option *options,
-                    cli_takes_option *takes, const void *context);
+/* ---- options.c: the options of all verbs ---- */
 
-int cli_show_help(const char *help);
+/* An option on the command line. */
+struct given_option {
+    const char *verb, *name;
+    const char *value; /* NULL: it takes none */
+    void *request;     /* that options_read was called with */
+    size_t number;     /* of its row */
+};
+
+/* Stores the value of an option. Returns GO_ON, or an exit code after a message. */
+typedef int cli_take_option(const struct given_option *given);
+
+/* A row of a table of options. The last row is {0}. */
+struct cli_option {
+    const char *name;
+    const char *value; /* as the help calls it; NULL: it takes none */
+    const char *help;  /* NULL: another word for an option, which the help does not list */
+    cli_take_option *take;
+    size_t number;                 /* for `take`: the offset of a field of the request, or other */
+    unsigned verbs;                /* that take it, as bits; 0: all verbs that have the table */
+    int letter;                    /* 0: none */
+    const struct cli_option *more; /* in place of an option: another table */
+};
+#define OPTION(name, value, help, take, number, verbs)                                             \
+    {                                                                                              \
+        name, value, help, take, number, verbs, 0, NULL                                            \
+    }
+#define OPTION_TABLE(table)                                                                        \
+    {                                                                                              \
+        NULL, NULL, NULL, NULL, 0, 0, 0, table                                                     \
+    }
+
+struct cli_verb {
+    const char *name;
+    const char *help; /* what is in front of the options */
+    int help_column;  /* where the help of an option begins */
+    unsigned bit;     /* in cli_option.verbs */
+    const struct cli_option *options;
+    /* The other use of a verb that has two, and what the options of that need. */
+    const struct cli_verb *other_use;
+    const char *other_needs;
+    bool is_second_use; /* its help comes after that of the other */
+};
+
+/* Reads the options of a command line into a request. The arguments begin at argv[optind] then. All verbs have --help
+ * and the options for URLs. Returns GO_ON or an exit code. */
+int options_read(const struct cli_verb *verb, int argc, char **argv, void *request);
+
+/* Returns whether an argument is an option whose value is the next argument. */
+bool options_take_value(const struct cli_verb *verb, const char *argument);
+
+/* Prints the help of the rows that a verb takes (NULL: of all), which begins in a column. */
+void options_print_rows(FILE *out, const struct cli_option *rows, const struct cli_verb *verb,
+                        int column);
+
+/* Returns the field of the request that the number of a row is the offset of. */
+void *options_field(const struct given_option *given);
+
+/* Functions for rows: set a bool, set an int32_t to 1, and store a text, a number of threads (long long), or a size such
+ * as 256MB, 5GB, 1GiB or 1000 (int64_t). A small number without a unit is refused: more is meant. */
+cli_take_option options_set_flag, options_set_one, options_set_text, options_set_threads,
+    options_set_size;
 
 /* ---- ranks.c: one command, many processes ---- */
 
@@ -65,44 +121,11 @@ bool ranks_have_lost(void);
 
 /* ---- input.c: checkpoints that are read ---- */
 
-/* Options of all verbs that read a checkpoint, for their tables and their help. input_take_option stores one,
- * and returns false for any other option. */
-enum {
-    INPUT_AS_IS = 1000,
-    INPUT_TAKE_RANK_0,
-    INPUT_DTYPE,
-    INPUT_UNSTACK,
-    INPUT_VOCAB_SIZE,
-    INPUT_FROM,
-    INPUT_FROM_MESH,
-    INPUT_NAMES,
-    INPUT_HEADS
-};
-/* clang-format off */
-#define INPUT_OPTIONS                                                                              \
-    {"as-is", no_argument, NULL, INPUT_AS_IS},                                                     \
-    {"take-rank-0", no_argument, NULL, INPUT_TAKE_RANK_0},                                         \
-    {"dtype", required_argument, NULL, INPUT_DTYPE},                                               \
-    {"unstack", no_argument, NULL, INPUT_UNSTACK},                                                 \
-    {"vocab-size", required_argument, NULL, INPUT_VOCAB_SIZE},                                     \
-    {"from", required_argument, NULL, INPUT_FROM},                                                 \
-    {"from-mesh", required_argument, NULL, INPUT_FROM_MESH},                                       \
-    {"names", required_argument, NULL, INPUT_NAMES},                                              \
-    {"heads", required_argument, NULL, INPUT_HEADS}
-/* clang-format on */
-#define INPUT_HELP(space)                                                                          \
-    "  --follow-links" space "Follow links that lead out of a checkpoint\n"                        \
-    "  --as-is       " space "Read one rank's file of several by itself\n"                         \
-    "  --take-rank-0 " space "Take the lowest rank's copy where copies differ\n"                   \
-    "  --dtype model " space "Read DeepSpeed's parameters in the model's dtype. Default: fp32\n"   \
-    "  --unstack     " space "Read Megatron's stacked layers one by one\n"                         \
-    "  --vocab-size N" space "Read N rows of Megatron's padded vocabulary. Default: all\n"         \
-    "  --from 'RE=P' " space "Join parts of tensors whose whole name matches RE: S(0), S(1), R,\n" \
-    "                " space "or Megatron's gated. May be repeated\n"                              \
-    "  --from-mesh M " space "Read one file per rank of the mesh M, cut as --from says, else R\n"  \
-    "  --names MAP   " space "Read tensors under other names; see reshard names\n"                 \
-    "  --heads N[,K] " space "Attention heads, and those of keys, for --names and --preset\n"
-bool input_take_option(int option);
+/* The options of all verbs that read a checkpoint. */
+extern const struct cli_option input_option_rows[];
+
+/* Returns whether links may lead out of a checkpoint. */
+bool input_follows_links(void);
 
 /* Returns the text of --heads, for rules; NULL: it was not given. Without this call it needs --names. */
 const char *input_use_heads(void);
@@ -127,11 +150,8 @@ bool urls_is_url(const char *path);
 bool urls_is_listed(const char *path); /* a URL whose files can be listed */
 bool urls_is_root(const char *path);   /* a URL that is a bucket or a host */
 
-/* Returns the name of an option that all verbs have for URLs, with its hyphens; NULL: there are no more. */
-const char *urls_option_name(size_t index);
-
-/* Removes the options that all verbs have for URLs. Returns GO_ON or an exit code. */
-int urls_take_options(const char *verb, int *argc, char **argv);
+/* The options that all verbs have for URLs. */
+extern const struct cli_option urls_options[];
 
 /* If one of two paths is a URL, half of the memory is for data in transit. Returns the other half. */
 int64_t urls_limit_memory(const char *one, const char *other, int64_t max_nbytes);
@@ -142,9 +162,6 @@ rsd_status urls_open_storage(const char *path, rsd_storage **storage);
 /* Whether something went over the network, and what. */
 bool urls_have_traffic(rsd_traffic *traffic);
 void urls_end(void);
-/* Says that links of all inputs may lead out of their directories. */
-void input_follow_links(void);
-bool input_follows_links(void);
 
 /* ---- name_filter.c: --only and --rename ---- */
 
@@ -154,8 +171,8 @@ struct name_filter {
     const char *text; /* of the last --only; NULL: none */
 };
 
-/* Adds a rule of ONLY or RENAME. Returns GO_ON or an exit code. */
-int name_filter_add(struct name_filter *filter, const char *verb, rsd_rule kind, const char *text);
+/* Functions for rows of options: add a rule to the filter that their number is the offset of. */
+cli_take_option name_filter_add_only, name_filter_add_rename;
 bool name_filter_selects(const struct name_filter *filter, const char *name);
 
 /* Writes the numbers of the selected tensors to `tensors`, which may be NULL, and returns how many they are. */
@@ -236,10 +253,6 @@ void npz_drop(struct npz *npz);
 /* Parses an integer in [least, most]. */
 bool cli_parse_number(const char *text, long long least, long long most, long long *value);
 
-/* Takes the value of an option that is a size, such as 256MB, 5GB, 1GiB or 1000. A small number without a unit is
- * refused: more is meant. Returns GO_ON or an exit code. */
-int cli_take_size(const char *verb, const char *option, const char *text, int64_t *nbytes);
-
 /* Each of these three returns a text that is valid until the fourth call after it. */
 const char *cli_size_text(int64_t nbytes);                                        /* "1.93 GB" */
 const char *cli_tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape); /* "f32[4,8]" */
@@ -317,7 +330,7 @@ struct conversion {
     const char *in, *out;
     rsd_rules *rules;
     bool has_mesh, has_preset;
-    const char *needs_mesh; /* an option that was given and needs --mesh; NULL: none */
+    const char *needs_mesh; /* the name of an option that needs --mesh; NULL: none */
     rsd_convert_options convert;
     rsd_io io;      /* of convert and of --verify */
     rsd_dtype cast; /* 0: none */
@@ -404,14 +417,9 @@ int command_extract(int argc, char **argv);
 int command_names(int argc, char **argv);
 int command_uploads(int argc, char **argv);
 
+/* Both uses of plan: of a PROBLEM, and of a checkpoint. */
+extern const struct cli_verb plan_of_problem, plan_of_checkpoint;
 int command_plan_checkpoint(int argc, char **argv);
-
-/* The options of both uses of plan. An option of the other use has its own error message. */
-extern const struct option conversion_options[], problem_options[];
-int cli_show_plan_help(void);
-
-/* Returns whether an argument is one of the long options. */
-bool cli_has_option(const struct option *options, const char *argument);
 
 /* ---- draw.c: pictures in the terminal ---- */
 

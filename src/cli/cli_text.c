@@ -19,43 +19,6 @@ bool cli_parse_number(const char *text, long long least, long long most, long lo
     return true;
 }
 
-/* Parses a size of at least one byte. */
-static bool parse_size(const char *text, int64_t *nbytes)
-{
-    static const struct {
-        const char *name;
-        double factor;
-    } units[] = {{"", 1},         {"B", 1},        {"K", 1e3},      {"KB", 1e3},    {"M", 1e6},
-                 {"MB", 1e6},     {"G", 1e9},      {"GB", 1e9},     {"T", 1e12},    {"TB", 1e12},
-                 {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
-    char *end;
-    double number = strtod(text, &end);
-    if (end == text || text[0] < '0' || text[0] > '9' || strcspn(text, "xX") < (size_t)(end - text))
-        return false; /* not hexadecimal */
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-        if (strcasecmp(end, units[i].name) == 0) {
-            double value = number * units[i].factor;
-            if (value < 1 || value > 9e18)
-                return false;
-            *nbytes = (int64_t)value;
-            return true;
-        }
-    return false;
-}
-
-int cli_take_size(const char *verb, const char *option, const char *text, int64_t *nbytes)
-{
-    long long number;
-    if (cli_parse_number(text, 1, 999, &number))
-        return cli_fail(verb, EXIT_USAGE,
-                        "%s %s means %lld byte%s; add a unit: %sGB, or %sB if that is meant",
-                        option, text, number, number == 1 ? "" : "s", text, text);
-    return parse_size(text, nbytes)
-               ? GO_ON
-               : cli_fail(verb, EXIT_USAGE, "%s %s must be a size such as 5GB or 256MB", option,
-                          text);
-}
-
 const char *cli_size_text(int64_t nbytes)
 {
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};

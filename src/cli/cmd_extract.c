@@ -7,26 +7,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char extract_help[] =
-    "usage: reshard extract [options] CHECKPOINT TENSOR... OUT\n"
-    "       reshard extract [options] CHECKPOINT OUT --only REGEX\n"
-    "\n"
-    "Write one tensor to a .npy file, or its raw bytes to any other file; - is standard output.\n"
-    "Write several tensors to one .npz file, or to a directory with one .npy file each.\n"
-    "Only the files and bytes of the slice are read.\n"
-    "\n"
-    "  reshard extract ckpt/ model.embed.weight embed.npy --slice '[0:10, :]'\n"
-    "  reshard extract ckpt/ norms.npz --only 'norm[.]weight$'\n"
-    "\n"
-    "  --only REGEX          Select tensors whose name contains a match. May be repeated\n"
-    "  --slice '[A:B, ...]'  Select a range or an index of each dim, as in NumPy: '[:, -1]',\n"
-    "                        '[..., 10:]'. Default: all\n"
-    "  --cast DTYPE          Convert to DTYPE; of several tensors, the floating-point ones.\n"
-    "                        NumPy has no bf16: use --cast f32\n"
-    "  --raw                 Write raw bytes in row-major order, also to a .npy file\n"
-    "  --force               Replace existing files\n" INPUT_HELP(
-        "        ") "  -h, --help            Print this help\n";
-
 struct extraction {
     const char *path, *out, *slice;
     char **names; /* of tensors on the command line */
@@ -42,19 +22,47 @@ struct extraction {
     bool npz;
 };
 
-enum { SLICE = 256, ONLY, CAST, RAW, FORCE };
+static const char extract_help[] =
+    "usage: reshard extract [options] CHECKPOINT TENSOR... OUT\n"
+    "       reshard extract [options] CHECKPOINT OUT --only REGEX\n"
+    "\n"
+    "Write one tensor to a .npy file, or its raw bytes to any other file; - is standard output.\n"
+    "Write several tensors to one .npz file, or to a directory with one .npy file each.\n"
+    "Only the files and bytes of the slice are read.\n"
+    "\n"
+    "  reshard extract ckpt/ model.embed.weight embed.npy --slice '[0:10, :]'\n"
+    "  reshard extract ckpt/ norms.npz --only 'norm[.]weight$'\n"
+    "\n";
 
-static const struct option extract_options[] = {
-    {"slice", required_argument, NULL, SLICE},
-    {"only", required_argument, NULL, ONLY},
-    {"cast", required_argument, NULL, CAST},
-    {"raw", no_argument, NULL, RAW},
-    {"force", no_argument, NULL, FORCE},
-    {"overwrite", no_argument, NULL, FORCE},
-    INPUT_OPTIONS,
-    {"help", no_argument, NULL, 'h'},
-    {NULL, 0, NULL, 0},
+static int take_written_dtype(const struct given_option *given)
+{
+    return rsd_dtype_parse(given->value, options_field(given))
+               ? cli_fail(given->verb, EXIT_USAGE, "--cast %s is not a dtype", given->value)
+               : GO_ON;
+}
+
+static const struct cli_option extract_options[] = {
+    OPTION("only", "REGEX", "Select tensors whose name contains a match. May be repeated",
+           name_filter_add_only, offsetof(struct extraction, only), 0),
+    OPTION("slice", "'[A:B, ...]'",
+           "Select a range or an index of each dim, as in NumPy: '[:, -1]',\n"
+           "'[..., 10:]'. Default: all",
+           options_set_text, offsetof(struct extraction, slice), 0),
+    OPTION("cast", "DTYPE",
+           "Convert to DTYPE; of several tensors, the floating-point ones.\n"
+           "NumPy has no bf16: use --cast f32",
+           take_written_dtype, offsetof(struct extraction, cast), 0),
+    OPTION("raw", NULL, "Write raw bytes in row-major order, also to a .npy file", options_set_flag,
+           offsetof(struct extraction, raw), 0),
+    OPTION("force", NULL, "Replace existing files", options_set_flag,
+           offsetof(struct extraction, force), 0),
+    OPTION("overwrite", NULL, NULL, options_set_flag, offsetof(struct extraction, force), 0),
+    OPTION_TABLE(input_option_rows),
+    {0},
 };
+
+static const struct cli_verb extract_verb = {
+    .name = "extract", .help = extract_help, .help_column = 24, .options = extract_options};
 
 /* Takes CHECKPOINT, the names of tensors and OUT. Returns GO_ON or an exit code. */
 static int take_arguments(struct extraction *request, int argc, char **argv)
@@ -79,38 +87,6 @@ static int take_arguments(struct extraction *request, int argc, char **argv)
                         "%s would be a directory for several tensors; end OUT in .npz for one file",
                         request->out);
     return GO_ON;
-}
-
-static int read_extract_options(int argc, char **argv, struct extraction *request)
-{
-    opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":h", extract_options, NULL)) != -1;)
-        switch (option) {
-        case 'h':
-            return cli_show_help(extract_help);
-        case SLICE:
-            request->slice = optarg;
-            break;
-        case ONLY:
-            if (name_filter_add(&request->only, "extract", RSD_RULE_ONLY, optarg) != GO_ON)
-                return EXIT_USAGE;
-            break;
-        case CAST:
-            if (rsd_dtype_parse(optarg, &request->cast))
-                return cli_fail("extract", EXIT_USAGE, "--cast %s is not a dtype", optarg);
-            break;
-        case RAW:
-            request->raw = true;
-            break;
-        case FORCE:
-            request->force = true;
-            break;
-        default:
-            if (input_take_option(option))
-                break;
-            return cli_fail_option("extract", option, argv, extract_options, NULL, NULL);
-        }
-    return take_arguments(request, argc - optind, argv + optind);
 }
 
 /* ---- what is selected ---- */
@@ -322,7 +298,9 @@ static int write_slices(const struct extraction *request)
 int command_extract(int argc, char **argv)
 {
     struct extraction request = {0};
-    int code = read_extract_options(argc, argv, &request);
+    int code = options_read(&extract_verb, argc, argv, &request);
+    if (code == GO_ON)
+        code = take_arguments(&request, argc - optind, argv + optind);
     if (code == GO_ON) {
         code = input_open("extract", request.path, false, &request.checkpoint);
         if (!code)

@@ -10,15 +10,7 @@ static const char inspect_help[] =
     "\n"
     "List the tensors, dtypes, shapes and values of a checkpoint, or the boxes of one tensor.\n"
     "Nothing in the files is executed, and no tensor data is read.\n"
-    "\n"
-    "  --json            Print one JSON object: format, tensors with their boxes, and values; or\n"
-    "                    TENSOR only\n"
-    "  --only REGEX      Select tensors and values whose name contains a match. May be repeated\n"
-    "  --tree            Print names as a tree\n"
-    "  --svg FILE        Write a picture to FILE as SVG: what each file contains, or the boxes of\n"
-    "                    TENSOR\n"
-    "  --html FILE       Write that picture and a table to FILE as an HTML page\n" INPUT_HELP(
-        "    ") "  -h, --help        Print this help\n";
+    "\n";
 
 struct inspection {
     const char *path, *tensor;
@@ -27,43 +19,34 @@ struct inspection {
     struct name_filter only;
 };
 
-enum { JSON = 256, ONLY, TREE, SVG, HTML };
-
-static const struct option inspect_options[] = {
-    {"json", no_argument, NULL, JSON},       {"only", required_argument, NULL, ONLY},
-    {"tree", no_argument, NULL, TREE},       {"svg", required_argument, NULL, SVG},
-    {"html", required_argument, NULL, HTML}, INPUT_OPTIONS,
-    {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+static const struct cli_option inspect_options[] = {
+    OPTION("json", NULL,
+           "Print one JSON object: format, tensors with their boxes, and values; or\n"
+           "TENSOR only",
+           options_set_flag, offsetof(struct inspection, json), 0),
+    OPTION("only", "REGEX",
+           "Select tensors and values whose name contains a match. May be repeated",
+           name_filter_add_only, offsetof(struct inspection, only), 0),
+    OPTION("tree", NULL, "Print names as a tree", options_set_flag,
+           offsetof(struct inspection, tree), 0),
+    OPTION("svg", "FILE",
+           "Write a picture to FILE as SVG: what each file contains, or the boxes of\n"
+           "TENSOR",
+           options_set_text, offsetof(struct inspection, pages.svg), 0),
+    OPTION("html", "FILE", "Write that picture and a table to FILE as an HTML page",
+           options_set_text, offsetof(struct inspection, pages.html), 0),
+    OPTION_TABLE(input_option_rows),
+    {0},
 };
+
+static const struct cli_verb inspect_verb = {
+    .name = "inspect", .help = inspect_help, .help_column = 20, .options = inspect_options};
 
 static int read_inspect_options(int argc, char **argv, struct inspection *request)
 {
-    opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":h", inspect_options, NULL)) != -1;)
-        switch (option) {
-        case 'h':
-            return cli_show_help(inspect_help);
-        case JSON:
-            request->json = true;
-            break;
-        case ONLY:
-            if (name_filter_add(&request->only, "inspect", RSD_RULE_ONLY, optarg) != GO_ON)
-                return EXIT_USAGE;
-            break;
-        case TREE:
-            request->tree = true;
-            break;
-        case SVG:
-            request->pages.svg = optarg;
-            break;
-        case HTML:
-            request->pages.html = optarg;
-            break;
-        default:
-            if (input_take_option(option))
-                break;
-            return cli_fail_option("inspect", option, argv, inspect_options, NULL, NULL);
-        }
+    int code = options_read(&inspect_verb, argc, argv, request);
+    if (code != GO_ON)
+        return code;
     if (argc - optind < 1 || argc - optind > 2)
         return cli_fail("inspect", EXIT_USAGE,
                         "one checkpoint is needed; see reshard inspect --help");

@@ -11,17 +11,18 @@ static const char names_help[] = "usage: reshard names [MAP]\n"
                                  "\n"
                                  "  reshard names megatron-llama > mine.names\n"
                                  "  reshard merge iter_0000500 hf/ --names mine.names\n"
-                                 "\n"
-                                 "  -h, --help            Print this help\n";
+                                 "\n";
+
+static const struct cli_option names_options[] = {{0}};
+static const struct cli_verb names_verb = {
+    .name = "names", .help = names_help, .help_column = 24, .options = names_options};
 
 int command_names(int argc, char **argv)
 {
-    static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
     const char *name, *text = NULL;
-    opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":h", options, NULL)) != -1;)
-        return option == 'h' ? cli_show_help(names_help)
-                             : cli_fail_option("names", option, argv, options, NULL, NULL);
+    int code = options_read(&names_verb, argc, argv, NULL);
+    if (code != GO_ON)
+        return code;
     if (argc - optind > 1)
         return cli_fail("names", EXIT_USAGE,
                         "at most one MAP is allowed; see reshard names --help");

@@ -9,83 +9,87 @@ enum { MOST_RANKS_ON_NODES = 1 << 26 };
 
 struct plan_request {
     const char *problem;
-    bool json, pieces, no_picture;
+    bool pieces, no_picture;
     struct page_paths pages;
     int32_t flags;
     long long rank, ranks_per_node; /* -1, 0: not given */
 };
 
-enum { JSON = 256, PAIRS, RANKS, PIECES, RANK, RANKS_PER_NODE, NO_PICTURE, SVG, HTML };
-
-const struct option problem_options[] = {
-    {"json", no_argument, NULL, JSON},
-    {"pairs", no_argument, NULL, PAIRS},
-    {"ranks", no_argument, NULL, RANKS},
-    {"pieces", no_argument, NULL, PIECES},
-    {"rank", required_argument, NULL, RANK},
-    {"ranks-per-node", required_argument, NULL, RANKS_PER_NODE},
-    {"no-picture", no_argument, NULL, NO_PICTURE},
-    {"svg", required_argument, NULL, SVG},
-    {"html", required_argument, NULL, HTML},
-    {"help", no_argument, NULL, 'h'},
-    {NULL, 0, NULL, 0},
-};
-
-/* Returns GO_ON or an exit code. */
-static int take_problem_option(int option, char **argv, struct plan_request *request)
+static int set_explain_flag(const struct given_option *given)
 {
-    switch (option) {
-    case 'h':
-        return cli_show_plan_help();
-    case JSON:
-        request->json = true;
-        request->flags |= RSD_EXPLAIN_JSON;
-        return GO_ON;
-    case PAIRS:
-        request->flags |= RSD_EXPLAIN_PAIRS;
-        return GO_ON;
-    case RANKS:
-        request->flags |= RSD_EXPLAIN_RANKS;
-        return GO_ON;
-    case PIECES:
-        request->pieces = true;
-        return GO_ON;
-    case NO_PICTURE:
-        request->no_picture = true;
-        return GO_ON;
-    case SVG:
-        request->pages.svg = optarg;
-        return GO_ON;
-    case HTML:
-        request->pages.html = optarg;
-        return GO_ON;
-    case RANK:
-        return cli_parse_number(optarg, 0, INT32_MAX, &request->rank)
-                   ? GO_ON
-                   : cli_fail("plan", EXIT_USAGE, "--rank %s must be a rank", optarg);
-    case RANKS_PER_NODE:
-        return cli_parse_number(optarg, 1, INT32_MAX, &request->ranks_per_node)
-                   ? GO_ON
-                   : cli_fail("plan", EXIT_USAGE, "--ranks-per-node %s must be from 1 to %d",
-                              optarg, INT32_MAX);
-    default:
-        if (option == '?' && !optopt && cli_has_option(conversion_options, argv[optind - 1]))
-            return cli_fail("plan", EXIT_USAGE,
-                            "option %s needs a checkpoint. A PROBLEM contains its meshes and "
-                            "placements, as in 'f32[4096,4096] : 2x4:S0,S1 -> 8:S1'",
-                            argv[optind - 1]);
-        return cli_fail_option("plan", option, argv, problem_options, NULL, NULL);
-    }
+    struct plan_request *request = given->request;
+    request->flags |= (int32_t)given->number;
+    return GO_ON;
 }
 
+static int take_rank(const struct given_option *given)
+{
+    return cli_parse_number(given->value, 0, INT32_MAX, options_field(given))
+               ? GO_ON
+               : cli_fail("plan", EXIT_USAGE, "--rank %s must be a rank", given->value);
+}
+
+static int take_ranks_per_node(const struct given_option *given)
+{
+    return cli_parse_number(given->value, 1, INT32_MAX, options_field(given))
+               ? GO_ON
+               : cli_fail("plan", EXIT_USAGE, "--ranks-per-node %s must be from 1 to %d",
+                          given->value, INT32_MAX);
+}
+
+static const struct cli_option problem_options[] = {
+    OPTION("json", NULL, "Print one JSON object", set_explain_flag, RSD_EXPLAIN_JSON, 0),
+    OPTION("pairs", NULL, "Add the bytes between every pair of ranks", set_explain_flag,
+           RSD_EXPLAIN_PAIRS, 0),
+    OPTION("ranks", NULL, "Add the totals of every rank", set_explain_flag, RSD_EXPLAIN_RANKS, 0),
+    OPTION("pieces", NULL, "Print only the pieces, one JSON object per line", options_set_flag,
+           offsetof(struct plan_request, pieces), 0),
+    OPTION("rank", "N", "With --pieces: print only what rank N sends or receives", take_rank,
+           offsetof(struct plan_request, rank), 0),
+    OPTION("ranks-per-node", "N", "Report bytes between nodes of N ranks each: 0 to N-1, and so on",
+           take_ranks_per_node, offsetof(struct plan_request, ranks_per_node), 0),
+    OPTION("no-picture", NULL, "Print no picture", options_set_flag,
+           offsetof(struct plan_request, no_picture), 0),
+    OPTION("svg", "FILE", "Write the picture to FILE as SVG", options_set_text,
+           offsetof(struct plan_request, pages.svg), 0),
+    OPTION("html", "FILE", "Write the picture to FILE as an HTML page that shows the numbers",
+           options_set_text, offsetof(struct plan_request, pages.html), 0),
+    {0},
+};
+
+static const char problem_help[] =
+    "usage: reshard plan [options] 'PROBLEM'\n"
+    "       reshard plan [options] CHECKPOINT [OUT]\n"
+    "\n"
+    "Report what a move between two layouts would do: bytes, messages, the traffic between ranks,\n"
+    "and the lower bound. Nothing is moved. A PROBLEM names a tensor and two layouts, and a dtype\n"
+    "that elements are converted to, if they are:\n"
+    "\n"
+    "  reshard plan 'f32[4096,4096] : 2x4:S0,S1 -> 8:S1'\n"
+    "  reshard plan 'f32[4096,4096] : 2x4:S0,S1 -> bf16 8:S1'\n"
+    "\n"
+    "For a CHECKPOINT, report what 'reshard convert' would do with the same options: files, bytes\n"
+    "and memory, and what each rank holds and reads. No tensor data is read:\n"
+    "\n"
+    "  reshard plan ckpt/ --format dcp --mesh 8 --preset fsdp --ranks\n"
+    "\n"
+    "Options with a PROBLEM:\n";
+
+const struct cli_verb plan_of_problem = {
+    .name = "plan",
+    .help = problem_help,
+    .help_column = 24,
+    .options = problem_options,
+    .other_use = &plan_of_checkpoint,
+    .other_needs = "a checkpoint. A PROBLEM contains its meshes and placements, as in "
+                   "'f32[4096,4096] : 2x4:S0,S1 -> 8:S1'"};
+
+/* Reads the command line of a PROBLEM. Returns GO_ON or an exit code. */
 static int read_problem_options(int argc, char **argv, struct plan_request *request)
 {
-    opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":h", problem_options, NULL)) != -1;) {
-        int code = take_problem_option(option, argv, request);
-        if (code != GO_ON)
-            return code;
-    }
+    int code = options_read(&plan_of_problem, argc, argv, request);
+    if (code != GO_ON)
+        return code;
     if (request->rank >= 0 && !request->pieces)
         return cli_fail("plan", EXIT_USAGE, "--rank needs --pieces");
     if (request->pieces &&
@@ -147,7 +151,7 @@ static rsd_status print_plan(const rsd_plan *plan, const struct plan_request *re
     rsd_free(text);
     if (status)
         return status;
-    if (request->json)
+    if (request->flags & RSD_EXPLAIN_JSON)
         putchar('\n');
     else if (!request->no_picture)
         status = draw_traffic(stdout, plan);
@@ -176,23 +180,12 @@ static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long
     return cli_fail_status("plan", status);
 }
 
-/* Finds an option of either use of plan that takes the next argument as its value. */
-static bool takes_next_argument(const char *argument)
-{
-    const struct option *const tables[] = {problem_options, conversion_options};
-    for (size_t i = 0; i < 2; i++)
-        for (const struct option *option = tables[i]; option->name; option++)
-            if (option->has_arg && strncmp(argument, "--", 2) == 0 &&
-                strcmp(argument + 2, option->name) == 0)
-                return true;
-    return false;
-}
-
 /* Whether the argument of plan is a checkpoint: a path that exists, or a text that no PROBLEM can be. */
 static bool names_checkpoint(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
-        if (takes_next_argument(argv[i]))
+        if (options_take_value(&plan_of_problem, argv[i]) ||
+            options_take_value(&plan_of_checkpoint, argv[i]))
             i++;
         else if (argv[i][0] != '-')
             return access(argv[i], F_OK) == 0 || !strpbrk(argv[i], "[>");

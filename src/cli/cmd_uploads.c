@@ -4,13 +4,15 @@
 static const char uploads_help[] =
     "usage: reshard uploads [options] s3://BUCKET/PREFIX\n\n"
     "List uploads below PREFIX that were begun and not finished, such as those of killed runs.\n"
-    "The bucket keeps their parts until the run is resumed or they are removed.\n\n"
-    "  --remove             Remove them. Not while a run writes below PREFIX\n"
-    "  -h, --help           Show this help\n";
+    "The bucket keeps their parts until the run is resumed or they are removed.\n\n";
 
-enum { REMOVE = 1000 };
-static const struct option uploads_options[] = {
-    {"remove", no_argument, NULL, REMOVE}, {"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
+static const struct cli_option uploads_options[] = {
+    OPTION("remove", NULL, "Remove them. Not while a run writes below PREFIX", options_set_flag, 0,
+           0),
+    {0},
+};
+static const struct cli_verb uploads_verb = {
+    .name = "uploads", .help = uploads_help, .help_column = 23, .options = uploads_options};
 
 static rsd_status print_upload(void *context, const char *path, const char *begun,
                                const char *identifier)
@@ -25,15 +27,9 @@ int command_uploads(int argc, char **argv)
     rsd_storage *storage;
     bool remove = false;
     int64_t n = 0;
-    optind = 0;
-    opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":h", uploads_options, NULL)) != -1;) {
-        if (option == 'h')
-            return cli_show_help(uploads_help);
-        if (option != REMOVE)
-            return cli_fail_option("uploads", option, argv, uploads_options, NULL, NULL);
-        remove = true;
-    }
+    int code = options_read(&uploads_verb, argc, argv, &remove);
+    if (code != GO_ON)
+        return code;
     if (argc - optind != 1)
         return cli_fail("uploads", EXIT_USAGE, "expected one path; see reshard uploads --help");
     const char *path = argv[optind];

@@ -5,24 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COMMON_HELP                                                                                \
-    INPUT_HELP("       ")                                                                          \
-    "  --json               Print one JSON object\n"                                               \
-    "  --max-memory SIZE    Limit buffers to SIZE. Default: 256MB\n"                               \
-    "  --threads N          Use N threads. Default: one per core, at most 16\n"                    \
-    "  -q, --quiet          Print no progress and no summary\n"                                    \
-    "  -h, --help           Print this help\n"
-
-#define ONLY_HELP                                                                                  \
-    "  --only REGEX         Select tensors whose name contains a match. May be repeated\n"
-
 static const char verify_help[] =
     "usage: reshard verify [options] CHECKPOINT\n"
     "\n"
     "Read all of a checkpoint and check sizes, offsets, coverage and CRCs. Findings are printed "
     "to\n"
     "standard output, one per line. Exit status: 0 no findings, 1 findings.\n"
-    "\n" COMMON_HELP;
+    "\n";
 
 static const char diff_help[] =
     "usage: reshard diff [options] A B\n"
@@ -33,20 +22,14 @@ static const char diff_help[] =
     "the\n"
     "same way, such as those of one checkpoint only, are one line; --json lists all of them. Exit\n"
     "status: 0 all are equal, 1 some differ.\n"
-    "\n"
-    "  --rtol X             Take floating-point elements as equal if |a - b| <= atol + rtol * "
-    "|b|,\n"
-    "                       also between dtypes. Default: 0\n"
-    "  --atol X             See --rtol. Default: 0\n"
-    "  --rename 's/A/B/'    Replace A by B in names of the first checkpoint. May be "
-    "repeated\n" ONLY_HELP COMMON_HELP;
+    "\n";
 
 static const char digest_help[] =
     "usage: reshard digest [options] CHECKPOINT\n"
     "\n"
     "Print 32 hexadecimal digits and the name of each tensor, sorted by name. A digest depends on\n"
     "values, dtype and shape only. Digests detect accidental changes, not attacks.\n"
-    "\n" ONLY_HELP COMMON_HELP;
+    "\n";
 
 struct verification {
     const struct verify_verb *verb;
@@ -67,96 +50,58 @@ struct verification {
 };
 
 struct verify_verb {
-    const char *name;
+    struct cli_verb verb;
     int npaths;
-    const char *help;
     int (*run)(struct verification *request);
 };
 
-enum { JSON = 256, MAX_MEMORY, THREADS, ONLY, RENAME, RTOL, ATOL };
+/* ---- options ---- */
 
-static const struct option verify_options[] = {
-    {"json", no_argument, NULL, JSON},
-    {"max-memory", required_argument, NULL, MAX_MEMORY},
-    {"max-nbytes", required_argument, NULL, MAX_MEMORY}, /* Python's word */
-    {"threads", required_argument, NULL, THREADS},
-    {"only", required_argument, NULL, ONLY},
-    {"rename", required_argument, NULL, RENAME},
-    {"rtol", required_argument, NULL, RTOL},
-    {"atol", required_argument, NULL, ATOL},
-    INPUT_OPTIONS,
-    {"quiet", no_argument, NULL, 'q'},
-    {"help", no_argument, NULL, 'h'},
-    {NULL, 0, NULL, 0},
-};
+enum { VERIFY = 1, DIFF = 2, DIGEST = 4 }; /* bits of verbs */
 
-static int take_tolerance(const char *verb, const char *option, double *value)
+static int take_tolerance(const struct given_option *given)
 {
     char *end;
-    *value = strtod(optarg, &end);
-    return end != optarg && !*end && *value >= 0 && *value < HUGE_VAL
+    double *value = options_field(given);
+    *value = strtod(given->value, &end);
+    return end != given->value && !*end && *value >= 0 && *value < HUGE_VAL
                ? GO_ON
-               : cli_fail(verb, EXIT_USAGE, "%s %s must be a number that is not negative", option,
-                          optarg);
+               : cli_fail(given->verb, EXIT_USAGE, "--%s %s must be a number that is not negative",
+                          given->name, given->value);
 }
 
-/* Returns whether the verb has an option. */
-static bool has_verify_option(const void *context, int option)
-{
-    const struct verify_verb *verb = context;
-    bool diff = verb->npaths == 2, verify = verb->help == verify_help;
-    return option == ONLY ? !verify : option < RENAME || option > ATOL || diff;
-}
-
-/* Returns GO_ON or an exit code. */
-static int take_verify_option(struct verification *request, int option, char **argv)
-{
-    const char *verb = request->verb->name;
-    switch (option) {
-    case 'h':
-        return cli_show_help(request->verb->help);
-    case 'q':
-        request->quiet = true;
-        return GO_ON;
-    case JSON:
-        request->json = true;
-        return GO_ON;
-    case ONLY:
-        return name_filter_add(&request->only, verb, RSD_RULE_ONLY, optarg);
-    case RENAME:
-        return name_filter_add(&request->only, verb, RSD_RULE_RENAME, optarg);
-    case RTOL:
-        return take_tolerance(verb, "--rtol", &request->rtol);
-    case ATOL:
-        return take_tolerance(verb, "--atol", &request->atol);
-    case MAX_MEMORY:
-        return cli_take_size(verb, "--max-memory", optarg, &request->io.max_nbytes);
-    case THREADS:
-        return cli_parse_number(optarg, 1, 4096, &request->threads)
-                   ? GO_ON
-                   : cli_fail(verb, EXIT_USAGE, "--threads %s must be from 1 to 4096", optarg);
-    default:
-        return input_take_option(option) ? GO_ON
-                                         : cli_fail_option(verb, option, argv, verify_options,
-                                                           has_verify_option, request->verb);
-    }
-}
+static const struct cli_option verify_options[] = {
+    OPTION("rtol", "X",
+           "Take floating-point elements as equal if |a - b| <= atol + rtol * |b|,\n"
+           "also between dtypes. Default: 0",
+           take_tolerance, offsetof(struct verification, rtol), DIFF),
+    OPTION("atol", "X", "See --rtol. Default: 0", take_tolerance,
+           offsetof(struct verification, atol), DIFF),
+    OPTION("rename", "'s/A/B/'", "Replace A by B in names of the first checkpoint. May be repeated",
+           name_filter_add_rename, offsetof(struct verification, only), DIFF),
+    OPTION("only", "REGEX", "Select tensors whose name contains a match. May be repeated",
+           name_filter_add_only, offsetof(struct verification, only), DIFF | DIGEST),
+    OPTION_TABLE(input_option_rows),
+    OPTION("json", NULL, "Print one JSON object", options_set_flag,
+           offsetof(struct verification, json), 0),
+    OPTION("max-memory", "SIZE", "Limit buffers to SIZE. Default: 256MB", options_set_size,
+           offsetof(struct verification, io.max_nbytes), 0),
+    OPTION("max-nbytes", "SIZE", NULL, options_set_size, /* Python's word */
+           offsetof(struct verification, io.max_nbytes), 0),
+    OPTION("threads", "N", "Use N threads. Default: one per core, at most 16", options_set_threads,
+           offsetof(struct verification, threads), 0),
+    {"quiet", NULL, "Print no progress and no summary", options_set_flag,
+     offsetof(struct verification, quiet), 0, 'q', NULL},
+    {0},
+};
 
 static int read_verify_options(int argc, char **argv, struct verification *request)
 {
-    const char *verb = request->verb->name;
+    const char *verb = request->verb->verb.name;
     int npaths = request->verb->npaths;
-    opterr = 0;
-    for (int option, index = 0;
-         (option = getopt_long(argc, argv, ":hq", verify_options, &index)) != -1;) {
-        if (!has_verify_option(request->verb, option))
-            return cli_fail(verb, EXIT_USAGE,
-                            "option --%s is not valid for '%s'; see reshard %s --help",
-                            verify_options[index].name, verb, verb);
-        int code = take_verify_option(request, option, argv);
-        if (code != GO_ON)
-            return code;
-    }
+    int code = options_read(&request->verb->verb, argc, argv, request);
+    if (code != GO_ON)
+        return code;
     if (argc - optind != npaths)
         return cli_fail(verb, EXIT_USAGE, "%s; see reshard %s --help",
                         npaths == 1 ? "one checkpoint is needed" : "two checkpoints are needed",
@@ -176,7 +121,7 @@ static int check_selection(const struct verification *request)
     for (int i = 0; i < request->verb->npaths; i++)
         if (name_filter_list(&request->only, request->checkpoints[i], NULL))
             return EXIT_YES;
-    return name_filter_fail(&request->only, request->verb->name);
+    return name_filter_fail(&request->only, request->verb->verb.name);
 }
 
 /* Fails if a selected tensor cannot be read: an answer about the others would be taken for one about all. */
@@ -188,7 +133,7 @@ static int check_readable(const struct verification *request)
             const char *name = rsd_checkpoint_value_name(checkpoint, k);
             if (name_filter_selects(&request->only, name) &&
                 rsd_checkpoint_find(checkpoint, name, &index) == RSD_EUNSUPPORTED)
-                return cli_fail(request->verb->name, EXIT_CANNOT, "%s: %s", request->paths[i],
+                return cli_fail(request->verb->verb.name, EXIT_CANNOT, "%s: %s", request->paths[i],
                                 rsd_error());
         }
     }
@@ -397,7 +342,7 @@ static bool needs_every_extent(const void *context, const rsd_tensor_info *tenso
 /* Opens what the verb reads. Returns EXIT_YES or an exit code. */
 static int open_inputs(struct verification *request)
 {
-    const char *verb = request->verb->name;
+    const char *verb = request->verb->verb.name;
     progress_start(&request->progress, verb, request->quiet);
     request->io.struct_nbytes = sizeof request->io;
     request->io.on_progress = progress_report;
@@ -423,7 +368,7 @@ static int run_verify_verb(const struct verify_verb *verb, int argc, char **argv
     request.list = cli_need_memory(open_memstream(&request.list_text, &request.list_nbytes));
     int code = read_verify_options(argc, argv, &request);
     if (code == GO_ON) {
-        code = ranks_agree(verb->name, open_inputs(&request));
+        code = ranks_agree(verb->verb.name, open_inputs(&request));
         if (!code)
             code = verb->run(&request);
     }
@@ -438,18 +383,36 @@ static int run_verify_verb(const struct verify_verb *verb, int argc, char **argv
 
 int command_verify(int argc, char **argv)
 {
-    static const struct verify_verb verb = {"verify", 1, verify_help, run_verify};
+    static const struct verify_verb verb = {{.name = "verify",
+                                             .help = verify_help,
+                                             .help_column = 23,
+                                             .bit = VERIFY,
+                                             .options = verify_options},
+                                            1,
+                                            run_verify};
     return run_verify_verb(&verb, argc, argv);
 }
 
 int command_diff(int argc, char **argv)
 {
-    static const struct verify_verb verb = {"diff", 2, diff_help, run_diff};
+    static const struct verify_verb verb = {{.name = "diff",
+                                             .help = diff_help,
+                                             .help_column = 23,
+                                             .bit = DIFF,
+                                             .options = verify_options},
+                                            2,
+                                            run_diff};
     return run_verify_verb(&verb, argc, argv);
 }
 
 int command_digest(int argc, char **argv)
 {
-    static const struct verify_verb verb = {"digest", 1, digest_help, run_digest};
+    static const struct verify_verb verb = {{.name = "digest",
+                                             .help = digest_help,
+                                             .help_column = 23,
+                                             .bit = DIGEST,
+                                             .options = verify_options},
+                                            1,
+                                            run_digest};
     return run_verify_verb(&verb, argc, argv);
 }

@@ -97,93 +97,7 @@ int cli_fail_status(const char *verb, rsd_status status)
     return cli_fail(verb, exit_code_of(status), "%s", rsd_error());
 }
 
-/* The options that a word may mean. */
-struct option_words {
-    const char *list[128];
-    size_t n;
-};
-
-static void add_option_word(struct option_words *words, const char *name)
-{
-    for (size_t i = 0; i < words->n; i++)
-        if (strcmp(words->list[i], name) == 0)
-            return;
-    if (words->n < sizeof words->list / sizeof *words->list)
-        words->list[words->n++] = name;
-}
-
-/* Lists the options of a verb, and those that all verbs have. */
-static void list_option_words(const struct option *options, cli_takes_option *takes,
-                              const void *context, struct option_words *words)
-{
-    for (; options->name; options++)
-        if (!takes || takes(context, options->val))
-            add_option_word(words, options->name);
-    add_option_word(words, "follow-links");
-    add_option_word(words, "version");
-    for (size_t i = 0; urls_option_name(i); i++)
-        add_option_word(words, urls_option_name(i) + 2);
-}
-
-/* Fails for a long option that is unknown, or the start of several. */
-static int fail_unknown_option(const char *verb, const char *argument,
-                               const struct option_words *words)
-{
-    char *name = cli_new_text("%.*s", (int)strcspn(argument + 2, "="), argument + 2);
-    const char *nearest = rsd_nearest_word(name, words->n, words->list);
-    char *several = cli_new_text("%s", "");
-    size_t n = 0;
-    for (size_t i = 0; i < words->n; i++)
-        if (strncmp(words->list[i], name, strlen(name)) == 0) {
-            char *more = cli_new_text("%s%s--%s", several, n++ ? ", " : "", words->list[i]);
-            free(several);
-            several = more;
-            nearest = words->list[i];
-        }
-    int code =
-        n > 1 ? cli_fail(verb, EXIT_USAGE, "option --%s is ambiguous: %s", name, several)
-        : nearest
-            ? cli_fail(verb, EXIT_USAGE, "unknown option --%s; did you mean --%s?", name, nearest)
-            : cli_fail(verb, EXIT_USAGE, "unknown option --%s; see reshard %s --help", name, verb);
-    free(several);
-    free(name);
-    return code;
-}
-
-int cli_fail_option(const char *verb, int answer, char **argv, const struct option *options,
-                    cli_takes_option *takes, const void *context)
-{
-    const char *argument = argv[optind - 1];
-    struct option_words words = {.n = 0};
-    if (answer == ':')
-        return cli_fail(verb, EXIT_USAGE, "option %s needs a value", argument);
-    if (optopt > 0 && optopt < 256)
-        return cli_fail(verb, EXIT_USAGE, "unknown option -%c; see reshard %s --help", optopt,
-                        verb);
-    if (optopt)
-        return cli_fail(verb, EXIT_USAGE, "option %s takes no value", argument);
-    list_option_words(options, takes, context, &words);
-    return fail_unknown_option(verb, argument, &words);
-}
-
-bool cli_has_option(const struct option *options, const char *argument)
-{
-    if (strncmp(argument, "--", 2) != 0)
-        return false;
-    size_t n = strcspn(argument + 2, "=");
-    for (; options->name; options++)
-        if (strlen(options->name) == n && strncmp(options->name, argument + 2, n) == 0)
-            return true;
-    return false;
-}
-
 /* ---- verbs ---- */
-
-int cli_show_help(const char *help)
-{
-    fputs(help, stdout);
-    return EXIT_YES;
-}
 
 static int show_verbs(FILE *out, int code)
 {
@@ -195,12 +109,10 @@ static int show_verbs(FILE *out, int code)
             fprintf(out, "  %-10s %s\n", commands[i].verb, commands[i].summary);
     fputs("\n"
           "A path may be s3://BUCKET/PREFIX, or https://HOST/PATH for reading. All verbs take "
-          "then:\n\n"
-          "  --endpoint-url URL  The S3 service. Default: AWS_ENDPOINT_URL, or Amazon's\n"
-          "  --region REGION     Default: AWS_REGION, or that of the profile\n"
-          "  --profile PROFILE   Of the shared credentials file. Default: AWS_PROFILE\n"
-          "  --ca-bundle FILE    Trust the certificates in FILE. Default: AWS_CA_BUNDLE\n"
-          "  --no-sign-request   Read without credentials\n\n"
+          "then:\n\n",
+          out);
+    options_print_rows(out, urls_options, NULL, 22);
+    fputs("\n"
           "Run 'reshard VERB --help' for the options of a verb, 'reshard --version' for the "
           "version.\n\n"
           "Exit status: 0 success; 1 damage or a difference found; 2 invalid command line;\n"
@@ -226,22 +138,6 @@ static void replace_underscores(int argc, char **argv)
                     *c = '-';
 }
 
-/* Takes --follow-links, which all verbs have. Returns the number of arguments that are left. */
-static int take_follow_links(int argc, char **argv)
-{
-    int n = 0;
-    bool options = true;
-    for (int i = 0; i < argc; i++) {
-        options = options && strcmp(argv[i], "--") != 0;
-        if (options && strcmp(argv[i], "--follow-links") == 0)
-            input_follow_links();
-        else
-            argv[n++] = argv[i];
-    }
-    argv[n] = NULL;
-    return n;
-}
-
 /* Runs the verb of the command line. Returns the exit code. */
 static int run_verb(int argc, char **argv)
 {
@@ -255,7 +151,6 @@ static int run_verb(int argc, char **argv)
     if (strcmp(verb, "--version") == 0)
         return show_version();
     replace_underscores(argc, argv);
-    argc = take_follow_links(argc, argv);
     for (const struct command *command = commands; command < commands + NCOMMANDS; command++) {
         if (strcmp(verb, command->verb) != 0)
             continue;
@@ -263,10 +158,7 @@ static int run_verb(int argc, char **argv)
             return show_version();
         if (ranks_transport() && !command->collective)
             return cli_fail(verb, EXIT_USAGE, "runs in one process only: use 'reshard %s'", verb);
-        argc--;
-        argv++;
-        int code = urls_take_options(verb, &argc, argv);
-        return code == GO_ON ? command->run(argc, argv) : code;
+        return command->run(argc - 1, argv + 1);
     }
     const char *verbs[NCOMMANDS];
     for (size_t i = 0; i < NCOMMANDS; i++)

@@ -9,38 +9,81 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static rsd_open_options input_options = {.struct_nbytes = sizeof input_options};
+/* ---- options ---- */
 
-void input_follow_links(void)
+static rsd_open_options input_options = {.struct_nbytes = sizeof input_options};
+static const char **from_rules; /* of --from */
+static const char *from_mesh;
+static const char *input_heads; /* of --heads */
+static bool heads_are_used;     /* by rules; else they are for --names only */
+
+static int set_input_flag(const struct given_option *given)
 {
-    input_options.follow_links = 1;
+    int32_t one = 1;
+    memcpy((char *)&input_options + given->number, &one, sizeof one);
+    return GO_ON;
+}
+
+static int take_model_dtype(const struct given_option *given)
+{
+    input_options.model_dtype = 1;
+    return strcmp(given->value, "model") == 0
+               ? GO_ON
+               : cli_fail(given->verb, EXIT_USAGE, "--dtype %s must be model", given->value);
+}
+
+static int take_vocab_size(const struct given_option *given)
+{
+    long long number = 0;
+    if (!cli_parse_number(given->value, 1, LLONG_MAX, &number))
+        return cli_fail(given->verb, EXIT_USAGE, "--vocab-size %s must be a number of at least 1",
+                        given->value);
+    input_options.vocab_size = number;
+    return GO_ON;
+}
+
+static int add_from_rule(const struct given_option *given)
+{
+    size_t n = (size_t)input_options.nfrom_rules++;
+    from_rules = cli_need_memory(realloc(from_rules, (n + 1) * sizeof *from_rules));
+    from_rules[n] = given->value;
+    input_options.from_rules = from_rules;
+    return GO_ON;
+}
+
+static int set_from_mesh(const struct given_option *given)
+{
+    from_mesh = given->value;
+    return GO_ON;
+}
+
+static int set_names(const struct given_option *given)
+{
+    input_options.names = given->value;
+    return GO_ON;
+}
+
+/* Takes the attention heads, and those of keys and values. */
+static int take_heads(const struct given_option *given)
+{
+    long long heads = 0, keys = 0;
+    int end = 0;
+    const char *value = given->value;
+    bool both = sscanf(value, "%lld,%lld%n", &heads, &keys, &end) == 2 && !value[end];
+    if (!both && cli_parse_number(value, 1, INT_MAX, &heads))
+        keys = heads;
+    if (heads < 1 || keys < 1 || heads > INT_MAX || keys > heads)
+        return cli_fail(given->verb, EXIT_USAGE, "--heads %s must be N or N,K, such as 32,8",
+                        value);
+    input_heads = value;
+    input_options.nheads = heads;
+    input_options.nkv_heads = keys;
+    return GO_ON;
 }
 
 bool input_follows_links(void)
 {
     return input_options.follow_links != 0;
-}
-
-static const char **input_rules; /* of --from */
-static const char *input_mesh;   /* of --from-mesh */
-static char *invalid_input;      /* what is wrong with an option; NULL: nothing */
-
-static const char *input_heads; /* of --heads */
-static bool heads_are_used;     /* by rules; else they are for --names only */
-
-/* Takes the attention heads, and those of keys and values. */
-static void take_heads(const char *value)
-{
-    long long heads = 0, keys = 0;
-    int end = 0;
-    bool both = sscanf(value, "%lld,%lld%n", &heads, &keys, &end) == 2 && !value[end];
-    if (!both && cli_parse_number(value, 1, INT_MAX, &heads))
-        keys = heads;
-    if (heads < 1 || keys < 1 || heads > INT_MAX || keys > heads)
-        invalid_input = cli_new_text("--heads %s must be N or N,K, such as 32,8", value);
-    input_heads = value;
-    input_options.nheads = heads;
-    input_options.nkv_heads = keys;
 }
 
 const char *input_use_heads(void)
@@ -49,61 +92,37 @@ const char *input_use_heads(void)
     return input_heads;
 }
 
-/* Takes an option with a value. An invalid value is reported when a checkpoint is opened. */
-static void take_input_value(int option, const char *value)
-{
-    long long number = 0;
-    input_options.model_dtype = input_options.model_dtype || option == INPUT_DTYPE;
-    if (option == INPUT_DTYPE && strcmp(value, "model") != 0)
-        invalid_input = cli_new_text("--dtype %s must be model", value);
-    if (option == INPUT_VOCAB_SIZE && !cli_parse_number(value, 1, LLONG_MAX, &number))
-        invalid_input = cli_new_text("--vocab-size %s must be a number of at least 1", value);
-    if (option == INPUT_VOCAB_SIZE)
-        input_options.vocab_size = number;
-    if (option == INPUT_HEADS)
-        take_heads(value);
-    if (option == INPUT_FROM) {
-        size_t n = (size_t)input_options.nfrom_rules++;
-        input_rules = cli_need_memory(realloc(input_rules, (n + 1) * sizeof *input_rules));
-        input_rules[n] = value;
-        input_options.from_rules = input_rules;
-    }
-}
+#define INPUT_FLAG(name, help, field)                                                              \
+    OPTION(name, NULL, help, set_input_flag, offsetof(rsd_open_options, field), 0)
 
-bool input_take_option(int option)
-{
-    switch (option) {
-    case INPUT_AS_IS:
-        input_options.as_is = 1;
-        return true;
-    case INPUT_TAKE_RANK_0:
-        input_options.take_rank_0 = 1;
-        return true;
-    case INPUT_UNSTACK:
-        input_options.unstack = 1;
-        return true;
-    case INPUT_FROM_MESH:
-        input_mesh = optarg;
-        return true;
-    case INPUT_NAMES:
-        input_options.names = optarg;
-        return true;
-    case INPUT_DTYPE:
-    case INPUT_HEADS:
-    case INPUT_VOCAB_SIZE:
-    case INPUT_FROM:
-        take_input_value(option, optarg);
-        return true;
-    default:
-        return false;
-    }
-}
+const struct cli_option input_option_rows[] = {
+    INPUT_FLAG("follow-links", "Follow links that lead out of a checkpoint", follow_links),
+    INPUT_FLAG("as-is", "Read one rank's file of several by itself", as_is),
+    INPUT_FLAG("take-rank-0", "Take the lowest rank's copy where copies differ", take_rank_0),
+    OPTION("dtype", "model", "Read DeepSpeed's parameters in the model's dtype. Default: fp32",
+           take_model_dtype, 0, 0),
+    INPUT_FLAG("unstack", "Read Megatron's stacked layers one by one", unstack),
+    OPTION("vocab-size", "N", "Read N rows of Megatron's padded vocabulary. Default: all",
+           take_vocab_size, 0, 0),
+    OPTION("from", "'RE=P'",
+           "Join parts of tensors whose whole name matches RE: S(0), S(1), R,\n"
+           "or Megatron's gated. May be repeated",
+           add_from_rule, 0, 0),
+    OPTION("from-mesh", "M", "Read one file per rank of the mesh M, cut as --from says, else R",
+           set_from_mesh, 0, 0),
+    OPTION("names", "MAP", "Read tensors under other names; see reshard names", set_names, 0, 0),
+    OPTION("heads", "N[,K]", "Attention heads, and those of keys, for --names and --preset",
+           take_heads, 0, 0),
+    {0},
+};
+
+/* ---- opening ---- */
 
 /* Makes the rules of --from-mesh: tensors that no --from matches are copies. */
 static rsd_status make_from_rules(rsd_rules *rules)
 {
     rsd_mesh *mesh;
-    rsd_status status = rsd_mesh_parse(input_mesh, &mesh);
+    rsd_status status = rsd_mesh_parse(from_mesh, &mesh);
     if (status)
         return status;
     char *copies = cli_new_text("R");
@@ -114,7 +133,7 @@ static rsd_status make_from_rules(rsd_rules *rules)
     }
     status = rsd_rules_set_mesh(rules, mesh);
     for (int64_t i = 0; i < input_options.nfrom_rules && !status; i++)
-        status = rsd_rules_add(rules, RSD_RULE_PLACE, input_rules[i]);
+        status = rsd_rules_add(rules, RSD_RULE_PLACE, from_rules[i]);
     if (!status)
         status = rsd_rules_add(rules, RSD_RULE_DEFAULT, copies);
     free(copies);
@@ -132,7 +151,7 @@ static int open_ranks(const char *verb, const char *path, rsd_open_options optio
         status = make_from_rules(rules);
     options.from = rules;
     options.nfrom_rules = 0;
-    int code = status ? cli_fail(verb, EXIT_USAGE, "--from-mesh %s: %s", input_mesh, rsd_error())
+    int code = status ? cli_fail(verb, EXIT_USAGE, "--from-mesh %s: %s", from_mesh, rsd_error())
                       : cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
     rsd_rules_free(rules);
     return code;
@@ -140,8 +159,6 @@ static int open_ranks(const char *verb, const char *path, rsd_open_options optio
 
 int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint)
 {
-    if (invalid_input)
-        return cli_fail(verb, EXIT_USAGE, "%s", invalid_input);
     if (input_heads && !input_options.names && !heads_are_used)
         return cli_fail(verb, EXIT_USAGE,
                         "--heads needs --names, or --preset of convert and split");
@@ -150,8 +167,8 @@ int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **
         options.nheads = options.nkv_heads = 0;
     int code = cli_fail_status(verb, urls_open_storage(path, &options.storage));
     if (!code)
-        code = input_mesh ? open_ranks(verb, path, options, checkpoint)
-                          : cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
+        code = from_mesh ? open_ranks(verb, path, options, checkpoint)
+                         : cli_fail_status(verb, rsd_checkpoint_open(path, &options, checkpoint));
     for (int64_t i = 0; !code && !quiet && rsd_checkpoint_note(*checkpoint, i); i++)
         cli_note(verb, "%s: %s", path, rsd_checkpoint_note(*checkpoint, i));
     return code;

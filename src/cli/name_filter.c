@@ -1,15 +1,27 @@
 /* name_filter.c - --only and --rename of verbs that have no other rules. */
 #include "cli.h"
 
-int name_filter_add(struct name_filter *filter, const char *verb, rsd_rule kind, const char *text)
+/* Adds a rule of an option. Returns GO_ON or an exit code. */
+static int add_filter_rule(const struct given_option *given, rsd_rule kind)
 {
+    struct name_filter *filter = options_field(given);
     if (!filter->rules && rsd_rules_new(NULL, &filter->rules))
-        return cli_fail_status(verb, RSD_ENOMEM);
-    if (rsd_rules_add(filter->rules, kind, text))
-        return cli_fail(verb, EXIT_USAGE, "%s", rsd_error());
+        return cli_fail_status(given->verb, RSD_ENOMEM);
+    if (rsd_rules_add(filter->rules, kind, given->value))
+        return cli_fail(given->verb, EXIT_USAGE, "%s", rsd_error());
     if (kind == RSD_RULE_ONLY)
-        filter->text = text;
+        filter->text = given->value;
     return GO_ON;
+}
+
+int name_filter_add_only(const struct given_option *given)
+{
+    return add_filter_rule(given, RSD_RULE_ONLY);
+}
+
+int name_filter_add_rename(const struct given_option *given)
+{
+    return add_filter_rule(given, RSD_RULE_RENAME);
 }
 
 bool name_filter_selects(const struct name_filter *filter, const char *name)

@@ -11,23 +11,32 @@ static struct {
     rsd_storage *storage;
 } urls;
 
-/* The options of all verbs, with the names of the aws command. */
-static const struct url_option {
-    const char *name;
-    size_t field; /* a text in rsd_storage_options */
-    bool is_flag;
-} url_options[] = {{"--endpoint-url", offsetof(rsd_storage_options, endpoint), false},
-                   {"--region", offsetof(rsd_storage_options, region), false},
-                   {"--profile", offsetof(rsd_storage_options, profile), false},
-                   {"--ca-bundle", offsetof(rsd_storage_options, ca_file), false},
-                   {"--no-sign-request", 0, true}};
-
-enum { NOPTIONS = sizeof url_options / sizeof *url_options };
-
-const char *urls_option_name(size_t index)
+static int set_url_text(const struct given_option *given)
 {
-    return index < NOPTIONS ? url_options[index].name : NULL;
+    memcpy((char *)&urls.options + given->number, &given->value, sizeof given->value);
+    return GO_ON;
 }
+
+static int set_anonymous(const struct given_option *given)
+{
+    (void)given;
+    urls.options.anonymous = 1;
+    return GO_ON;
+}
+
+/* They have the names of the aws command. */
+const struct cli_option urls_options[] = {
+    OPTION("endpoint-url", "URL", "The S3 service. Default: AWS_ENDPOINT_URL, or Amazon's",
+           set_url_text, offsetof(rsd_storage_options, endpoint), 0),
+    OPTION("region", "REGION", "Default: AWS_REGION, or that of the profile", set_url_text,
+           offsetof(rsd_storage_options, region), 0),
+    OPTION("profile", "PROFILE", "Of the shared credentials file. Default: AWS_PROFILE",
+           set_url_text, offsetof(rsd_storage_options, profile), 0),
+    OPTION("ca-bundle", "FILE", "Trust the certificates in FILE. Default: AWS_CA_BUNDLE",
+           set_url_text, offsetof(rsd_storage_options, ca_file), 0),
+    OPTION("no-sign-request", NULL, "Read without credentials", set_anonymous, 0, 0),
+    {0},
+};
 
 bool urls_is_url(const char *path)
 {
@@ -45,49 +54,6 @@ bool urls_is_root(const char *path)
     const char *host = urls_is_url(path) ? strstr(path, "://") + 3 : NULL;
     const char *slash = host ? strchr(host, '/') : NULL;
     return host && (!slash || !slash[1]);
-}
-
-/* Takes an option for URLs. Returns how many arguments it takes, itself included: 0 if it is another one, -1 after a
- * message. */
-static int take_url_option(const char *verb, char **argv, int left)
-{
-    for (const struct url_option *option = url_options; option < url_options + NOPTIONS; option++) {
-        size_t n = strlen(option->name);
-        if (strncmp(argv[0], option->name, n) != 0 || (argv[0][n] && argv[0][n] != '='))
-            continue;
-        bool joined = argv[0][n] == '=';
-        bool missing = !option->is_flag && !joined && left < 2;
-        if (missing || (option->is_flag && joined)) {
-            cli_fail(verb, EXIT_USAGE, "option %s %s", option->name,
-                     missing ? "needs a value" : "takes no value");
-            return -1;
-        }
-        const char *value = joined ? argv[0] + n + 1 : argv[1];
-        if (option->is_flag)
-            urls.options.anonymous = 1;
-        else
-            memcpy((char *)&urls.options + option->field, &value, sizeof value);
-        return option->is_flag || joined ? 1 : 2;
-    }
-    return 0;
-}
-
-int urls_take_options(const char *verb, int *argc, char **argv)
-{
-    int kept = 1;
-    bool rest = false; /* behind --, nothing is an option */
-    for (int i = 1; i < *argc;) {
-        rest = rest || strcmp(argv[i], "--") == 0;
-        int n = rest ? 0 : take_url_option(verb, argv + i, *argc - i);
-        if (n < 0)
-            return EXIT_USAGE;
-        if (n == 0)
-            argv[kept++] = argv[i++];
-        i += n;
-    }
-    *argc = kept;
-    argv[kept] = NULL;
-    return GO_ON;
 }
 
 int64_t urls_limit_memory(const char *one, const char *other, int64_t max_nbytes)
