@@ -305,17 +305,50 @@ void progress_start(struct progress_line *progress, const char *label, bool quie
 int progress_report(void *progress, const rsd_progress *done); /* an rsd_on_progress */
 void progress_end(struct progress_line *progress);
 
-/* ---- conversion.c: convert, merge, split and plan of a checkpoint ---- */
+/* ---- draw.c: pictures in the terminal ---- */
+
+/* The files that are shown, in the order of the numbers in their names. */
+struct file_list {
+    const rsd_checkpoint *checkpoint;
+    struct listed_file {
+        const char *name;
+        int64_t file, nbytes, nboxes;
+    } * list;
+    size_t n;
+    int64_t *position; /* in the list, by file */
+    int64_t nbytes;    /* of all files */
+};
+
+/* Lists the files that have boxes of one tensor, or of all (-1). */
+void draw_list_files(struct file_list *files, const rsd_checkpoint *checkpoint, int64_t tensor);
+void draw_drop_files(struct file_list *files);
+
+/* The file of each box of a stored tensor, in two of its dims. */
+void draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tensor);
+
+/* Chooses the two dims of a stored tensor that a picture shows; -1: the tensor has fewer. */
+void draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
+                      int32_t *across);
 
 /* The bytes from ranks or files to ranks, as a matrix: rows send, columns receive. If there are too many, a row
  * or column stands for a group. */
 struct traffic {
     int64_t nsenders, row_group, nrows;
     int64_t nreceivers, column_group, ncolumns;
-    double *moved, *kept;         /* by row and column; bytes that stay on a rank are kept */
-    double most;                  /* the most that one square moves */
-    const char *const *row_names; /* of files; NULL: ranks */
+    double *moved, *kept;              /* by row and column; bytes that stay on a rank are kept */
+    double most;                       /* the most that one square moves */
+    const struct file_list *row_files; /* NULL: rows are ranks */
 };
+
+/* Allocates a matrix for at most so many rows and columns. */
+void draw_open_traffic(struct traffic *traffic, int64_t nsenders, int64_t nreceivers,
+                       int64_t most_rows);
+void draw_add_traffic(struct traffic *traffic, int64_t from, int64_t to, double nbytes, bool kept);
+rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct traffic *traffic);
+void draw_free_traffic(struct traffic *traffic);
+rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
+
+/* ---- conversion.c: convert, merge, split and plan of a checkpoint ---- */
 
 /* The files that a picture is written to; NULL: none. */
 struct page_paths {
@@ -353,13 +386,12 @@ int conversion_run(struct conversion *conversion); /* returns the exit code */
 
 /* What the ranks of a target layout hold, and read of the files of a checkpoint. Starts as {0}. */
 struct rank_loads {
-    int64_t nranks, nfiles;
+    int64_t nranks;
     struct rank_load {
         int64_t ntensors, nmemory, nread, nfiles;
     } * list;
     unsigned char *marks; /* one bit per rank and file: the rank reads the file */
-    const char **names;   /* of files that have tensors */
-    int64_t *rows;        /* by file of the checkpoint: its index in the names */
+    struct file_list files;
     struct traffic traffic;
 };
 
@@ -420,39 +452,6 @@ int command_uploads(int argc, char **argv);
 /* Both uses of plan: of a PROBLEM, and of a checkpoint. */
 extern const struct cli_verb plan_of_problem, plan_of_checkpoint;
 int command_plan_checkpoint(int argc, char **argv);
-
-/* ---- draw.c: pictures in the terminal ---- */
-
-/* Allocates a matrix for at most so many rows and columns. */
-void draw_open_traffic(struct traffic *traffic, int64_t nsenders, int64_t nreceivers,
-                       int64_t most_rows);
-void draw_add_traffic(struct traffic *traffic, int64_t from, int64_t to, double nbytes, bool kept);
-rsd_status draw_count_traffic(const rsd_plan *plan, int64_t most_rows, struct traffic *traffic);
-void draw_free_traffic(struct traffic *traffic);
-rsd_status draw_traffic(FILE *out, const rsd_plan *plan);
-
-/* The files that are shown, in the order of the numbers in their names. */
-struct file_list {
-    const rsd_checkpoint *checkpoint;
-    struct listed_file {
-        const char *name;
-        int64_t file, nbytes, nboxes;
-    } * list;
-    size_t n;
-    int64_t *position; /* in the list, by file */
-    int64_t nbytes;    /* of all files */
-};
-
-/* Lists the files that have boxes of one tensor, or of all (-1). */
-void draw_list_files(struct file_list *files, const rsd_checkpoint *checkpoint, int64_t tensor);
-void draw_drop_files(struct file_list *files);
-
-/* The file of each box of a stored tensor, in two of its dims. */
-void draw_boxes(FILE *out, const rsd_checkpoint *checkpoint, int64_t tensor);
-
-/* Chooses the two dims of a stored tensor that a picture shows; -1: the tensor has fewer. */
-void draw_choose_dims(const rsd_checkpoint *checkpoint, int64_t tensor, int32_t *down,
-                      int32_t *across);
 
 /* ---- page_traffic.c, page_boxes.c: pictures as files ---- */
 

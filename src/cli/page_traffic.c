@@ -22,11 +22,11 @@ struct traffic_page {
 };
 
 /* Returns what a row or column stands for. The caller frees it. */
-static char *name_group(const char *const *names, int64_t group, int64_t index, int64_t n)
+static char *name_group(const struct file_list *files, int64_t group, int64_t index, int64_t n)
 {
     int64_t first = index * group, last = first + group - 1 < n ? first + group - 1 : n - 1;
-    if (names)
-        return first == last ? page_shorten(names[first], MOST_NAME)
+    if (files)
+        return first == last ? page_shorten(files->list[first].name, MOST_NAME)
                              : cli_new_text("files %lld-%lld", (long long)first, (long long)last);
     return first == last ? cli_new_text("%lld", (long long)first)
                          : cli_new_text("%lld-%lld", (long long)first, (long long)last);
@@ -34,7 +34,7 @@ static char *name_group(const char *const *names, int64_t group, int64_t index, 
 
 static char *name_row(const struct traffic *traffic, int64_t row)
 {
-    return name_group(traffic->row_names, traffic->row_group, row, traffic->nsenders);
+    return name_group(traffic->row_files, traffic->row_group, row, traffic->nsenders);
 }
 
 static char *name_column(const struct traffic *traffic, int64_t column)
@@ -160,7 +160,7 @@ static void print_traffic_legend(FILE *out, const struct traffic_page *page, dou
     }
     page_print_text(out, x + NSTEPS * STEP_WIDTH + 8, y + 11, "", "up to %s per square",
                     cli_size_text((int64_t)traffic->most));
-    if (traffic->row_names)
+    if (traffic->row_files)
         return;
     double box[4] = {x, y + PAGE_LINE, STEP_WIDTH, 12};
     page_print_rect(out, box, "fill=\"hsl(130,40%,84%)\"", NULL);

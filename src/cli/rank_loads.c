@@ -30,8 +30,8 @@ static rsd_status map_load(const struct conversion *request, const rsd_tensor_in
 
 static void add_file_reads(struct rank_loads *loads, int64_t index, int64_t rank, int64_t nbytes)
 {
-    int64_t file = loads->rows[index];
-    size_t bit = (size_t)(rank * loads->nfiles + file);
+    int64_t file = loads->files.position[index];
+    size_t bit = (size_t)(rank * (int64_t)loads->files.n + file);
     struct rank_load *load = &loads->list[rank];
     load->nread += nbytes;
     if (!(loads->marks[bit / 8] >> bit % 8 & 1))
@@ -92,52 +92,22 @@ static rsd_status visit_tensors(struct rank_loads *loads, const struct conversio
     return status;
 }
 
-static int by_numbers_in_name(const void *a, const void *b)
-{
-    return strverscmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Lists the files that have tensors, in the order of the numbers in their names. */
-static void list_tensor_files(struct rank_loads *loads, const rsd_checkpoint *in)
-{
-    size_t nfiles = (size_t)rsd_checkpoint_nfiles(in);
-    loads->rows = cli_need_memory(calloc(nfiles + 1, sizeof *loads->rows));
-    loads->names = cli_need_memory(calloc(nfiles + 1, sizeof *loads->names));
-    for (int64_t i = 0; i < rsd_checkpoint_ntensors(in); i++) {
-        int64_t nboxes = input_tensor(in, i).nboxes;
-        for (int64_t k = 0; k < nboxes; k++) {
-            int64_t file = input_extent(in, i, k).file;
-            if (file >= 0)
-                loads->rows[file] = 1;
-        }
-    }
-    for (size_t i = 0; i < nfiles; i++)
-        if (loads->rows[i])
-            loads->names[loads->nfiles++] = rsd_checkpoint_file(in, (int64_t)i);
-    qsort(loads->names, (size_t)loads->nfiles, sizeof *loads->names, by_numbers_in_name);
-    for (size_t i = 0; i < nfiles; i++) {
-        const char *name = rsd_checkpoint_file(in, (int64_t)i);
-        const char **found = bsearch(&name, loads->names, (size_t)loads->nfiles,
-                                     sizeof *loads->names, by_numbers_in_name);
-        loads->rows[i] = found ? found - loads->names : 0;
-    }
-}
-
 int rank_loads_count(struct rank_loads *loads, const struct conversion *request,
                      const rsd_checkpoint *in)
 {
     rsd_status status = visit_tensors(loads, request, in, true);
     if (status)
         return cli_fail_status(request->verb, status);
-    list_tensor_files(loads, in);
-    if (loads->nranks > MOST_MARKS / (loads->nfiles + 1))
+    draw_list_files(&loads->files, in, -1);
+    int64_t nfiles = (int64_t)loads->files.n;
+    if (loads->nranks > MOST_MARKS / (nfiles + 1))
         return cli_fail(request->verb, EXIT_CANNOT,
                         "--ranks: %lld ranks and %lld files are too many", (long long)loads->nranks,
-                        (long long)loads->nfiles);
+                        (long long)nfiles);
     loads->list = cli_need_memory(calloc((size_t)loads->nranks + 1, sizeof *loads->list));
-    loads->marks = cli_need_memory(calloc((size_t)(loads->nranks * loads->nfiles) / 8 + 1, 1));
-    draw_open_traffic(&loads->traffic, loads->nfiles, loads->nranks, MOST_LOAD_ROWS);
-    loads->traffic.row_names = loads->names;
+    loads->marks = cli_need_memory(calloc((size_t)(loads->nranks * nfiles) / 8 + 1, 1));
+    draw_open_traffic(&loads->traffic, nfiles, loads->nranks, MOST_LOAD_ROWS);
+    loads->traffic.row_files = &loads->files;
     return cli_fail_status(request->verb, visit_tensors(loads, request, in, false));
 }
 
@@ -170,9 +140,9 @@ void rank_loads_draw(const struct rank_loads *loads, const struct conversion *re
         most = loads->list[i].nmemory > most ? loads->list[i].nmemory : most;
     }
     char *totals =
-        cli_new_text("%lld rank%s read %s of %lld file%s; a rank holds at most %s",
+        cli_new_text("%lld rank%s read %s of %zu file%s; a rank holds at most %s",
                      (long long)loads->nranks, loads->nranks == 1 ? "" : "s", cli_size_text(nread),
-                     (long long)loads->nfiles, loads->nfiles == 1 ? "" : "s", cli_size_text(most));
+                     loads->files.n, loads->files.n == 1 ? "" : "s", cli_size_text(most));
     page_write_reads(&request->pages, &loads->traffic, request->in, totals);
     free(totals);
 }
@@ -181,7 +151,6 @@ void rank_loads_drop(struct rank_loads *loads)
 {
     free(loads->list);
     free(loads->marks);
-    free(loads->names);
-    free(loads->rows);
+    draw_drop_files(&loads->files);
     draw_free_traffic(&loads->traffic);
 }
