@@ -151,6 +151,11 @@ typedef struct rsd_extent {
 rsd_status rsd_checkpoint_box(const rsd_checkpoint *checkpoint, int64_t tensor, int64_t box,
                               rsd_extent *extent);
 
+/* Reads the character that a text begins with, in UTF-8. Returns its length in bytes, or 0 if it is not valid.
+ * *hidden is 1 if it must not reach a terminal as it is, else 0: a control character, one that has no width or changes
+ * the direction of text, or bytes that are not valid. Names in checkpoints may have any characters. Since 0.2. */
+int32_t rsd_text_char(const char *text, uint32_t *code, int32_t *hidden);
+
 /* Values are all that is not a tensor: step counts, learning rates, names. *json is the value as JSON if
  * it is plain (numbers, text, bytes, and lists and dicts of them), else NULL. Free it with rsd_free. A
  * value's path is like that of rsd_tensor_info. Names and paths are NULL if the index is invalid; then

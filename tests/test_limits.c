@@ -238,7 +238,7 @@ static void value_named_twice(void)
 
 static void hidden_characters(void)
 {
-    CASE("characters that hide, turn or control text are escaped in messages");
+    CASE("characters that hide, turn or control text, and bytes that are not UTF-8, are escaped");
     static const char *const hidden[] = {
         "\x1b[31m",     "\xe2\x80\xae", "\xe2\x80\x8b", "\xe2\x80\x8f", "\xe2\x81\xa6",
         "\xef\xbb\xbf", "\xc2\xad",     "\xe1\xa0\x8e", "\xef\xb8\x8f", "\xf3\xa0\x81\x81",
@@ -252,6 +252,8 @@ static void hidden_characters(void)
                   strchr(rsd_error(), 'b'),
               "%zu: %s", i, rsd_error());
     }
+    CHECK(rsd_checkpoint_open("a\xe9z", NULL, &checkpoint) == RSD_ENOENT);
+    CHECK(strstr(rsd_error(), "a\\xe9z") != NULL, "%s", rsd_error());
     CHECK(rsd_checkpoint_open("\xc3\xa9\xf0\x9f\x98\x80", NULL, &checkpoint) == RSD_ENOENT);
     CHECK(strstr(rsd_error(), "\xc3\xa9\xf0\x9f\x98\x80") != NULL, "%s", rsd_error());
 }

@@ -52,52 +52,21 @@ const char *rsd_status_name(rsd_status status)
     return "unknown status";
 }
 
-/* Returns whether a character must not reach a terminal: a control character, or one that has no width or changes
- * the direction of text. */
-static bool is_hidden_code(uint32_t code)
-{
-    static const struct {
-        uint32_t first, last;
-    } ranges[] = {
-        {0, 0x1f},          {0x7f, 0x9f},       {0xad, 0xad},       {0x34f, 0x34f},
-        {0x61c, 0x61c},     {0x115f, 0x1160},   {0x17b4, 0x17b5},   {0x180b, 0x180f},
-        {0x200b, 0x200f},   {0x2028, 0x202e},   {0x2060, 0x206f},   {0x3164, 0x3164},
-        {0xfe00, 0xfe0f},   {0xfeff, 0xfeff},   {0xffa0, 0xffa0},   {0xfff0, 0xfffb},
-        {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff},
-    };
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (code >= ranges[i].first && code <= ranges[i].last)
-            return true;
-    return false;
-}
-
-/* Returns the length of a character if it is hidden, else 0. */
-static size_t hidden_nbytes(const unsigned char *c)
-{
-    size_t n = *c < 0x80 ? 1 : *c >> 5 == 6 ? 2 : *c >> 4 == 14 ? 3 : *c >> 3 == 30 ? 4 : 0;
-    uint32_t code = n == 1 ? *c : *c & (0x7fu >> n);
-    for (size_t i = 1; i < n; i++) {
-        if (c[i] >> 6 != 2)
-            return 0;
-        code = code << 6 | (c[i] & 0x3fu);
-    }
-    return n && is_hidden_code(code) ? n : 0;
-}
-
 /* Names in messages come from files, so what could break the line, control a terminal or hide is escaped. */
 static void escape_hidden(void)
 {
     char plain[ERROR_NCHARS];
     size_t n = 0;
     bool any = false;
-    for (const unsigned char *c = (const unsigned char *)last_error; *c;) {
-        size_t hidden = hidden_nbytes(c);
+    for (const char *c = last_error; *c;) {
+        uint32_t code;
+        int32_t hidden, nbytes = rsd_text_char(c, &code, &hidden);
         any = any || hidden;
-        for (size_t i = 0; i < hidden && n + 5 < sizeof plain; i++)
-            n += (size_t)snprintf(plain + n, sizeof plain - n, "\\x%02x", c[i]);
-        if (!hidden && n + 1 < sizeof plain)
-            plain[n++] = (char)*c;
-        c += hidden ? hidden : 1;
+        for (nbytes += !nbytes; nbytes > 0; nbytes--, c++)
+            if (hidden && n + 5 < sizeof plain)
+                n += (size_t)snprintf(plain + n, sizeof plain - n, "\\x%02x", (unsigned char)*c);
+            else if (!hidden && n + 1 < sizeof plain)
+                plain[n++] = *c;
     }
     plain[n] = '\0';
     if (any)

@@ -1,4 +1,4 @@
-/* text.c - text and bytes that grow, for output without a fixed length, and words that users type. */
+/* text.c - text and bytes that grow, for output without a fixed length; words that users type; characters. */
 #include "base.h"
 
 #include <ctype.h>
@@ -214,4 +214,40 @@ void bytes_drop(struct bytes *bytes)
     budget_return_memory(bytes->capacity);
     mem_free(bytes->data);
     *bytes = (struct bytes){0};
+}
+
+/* ---- characters ---- */
+
+static bool is_hidden_code(uint32_t code)
+{
+    static const struct {
+        uint32_t first, last;
+    } ranges[] = {
+        {0, 0x1f},          {0x7f, 0x9f},       {0xad, 0xad},       {0x34f, 0x34f},
+        {0x61c, 0x61c},     {0x115f, 0x1160},   {0x17b4, 0x17b5},   {0x180b, 0x180f},
+        {0x200b, 0x200f},   {0x2028, 0x202e},   {0x2060, 0x206f},   {0x3164, 0x3164},
+        {0xfe00, 0xfe0f},   {0xfeff, 0xfeff},   {0xffa0, 0xffa0},   {0xfff0, 0xfffb},
+        {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (code >= ranges[i].first && code <= ranges[i].last)
+            return true;
+    return false;
+}
+
+int32_t rsd_text_char(const char *text, uint32_t *code, int32_t *hidden)
+{
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* of each length */
+    const unsigned char *c = (const unsigned char *)text;
+    int32_t n = *c < 0x80 ? 1 : *c >> 5 == 6 ? 2 : *c >> 4 == 14 ? 3 : *c >> 3 == 30 ? 4 : 0;
+    uint32_t value = n == 1 ? *c : *c & (0x7fu >> n);
+    bool valid = n > 0;
+    for (int32_t i = 1; i < n && valid; i++) {
+        valid = c[i] >> 6 == 2;
+        value = value << 6 | (c[i] & 0x3fu);
+    }
+    valid = valid && value >= least[n] && value <= 0x10ffff && (value < 0xd800 || value > 0xdfff);
+    *code = value;
+    *hidden = !valid || is_hidden_code(value);
+    return valid ? n : 0;
 }

@@ -48,62 +48,25 @@ const char *cli_tensor_text(rsd_dtype dtype, int32_t ndim, const int64_t *shape)
     return text;
 }
 
-/* Returns the length of the UTF-8 character at c, and finds its code. 0: it is not valid. */
-static int take_utf8_char(const unsigned char *c, uint32_t *code)
-{
-    int n = *c < 0x80 ? 1 : *c >> 5 == 6 ? 2 : *c >> 4 == 14 ? 3 : *c >> 3 == 30 ? 4 : 0;
-    *code = n == 1 ? *c : *c & (0x7fu >> n);
-    for (int i = 1; i < n; i++) {
-        if (c[i] >> 6 != 2)
-            return 0;
-        *code = *code << 6 | (c[i] & 0x3fu);
-    }
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    return *code < least[n] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0 : n;
-}
-
-/* Returns whether a character is a control character, has no width or changes the direction of text. */
-static bool is_hidden_char(uint32_t code)
-{
-    static const struct {
-        uint32_t first, last;
-    } ranges[] = {
-        {0, 0x1f},          {0x7f, 0x9f},       {0xad, 0xad},       {0x34f, 0x34f},
-        {0x61c, 0x61c},     {0x115f, 0x1160},   {0x17b4, 0x17b5},   {0x180b, 0x180f},
-        {0x200b, 0x200f},   {0x2028, 0x202e},   {0x2060, 0x206f},   {0x3164, 0x3164},
-        {0xfe00, 0xfe0f},   {0xfeff, 0xfeff},   {0xffa0, 0xffa0},   {0xfff0, 0xfffb},
-        {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff},
-    };
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (code >= ranges[i].first && code <= ranges[i].last)
-            return true;
-    return false;
-}
-
 const char *cli_plain_text(const char *text)
 {
     static char *texts[4];
     static unsigned next;
-    bool plain = true;
     uint32_t code;
-    int n;
-    for (const unsigned char *c = (const unsigned char *)text; *c && plain; c += plain ? n : 0) {
-        n = take_utf8_char(c, &code);
-        plain = n > 0 && !is_hidden_char(code);
-    }
-    if (plain)
+    int32_t hidden = 0;
+    for (const char *c = text; *c && !hidden;)
+        c += rsd_text_char(c, &code, &hidden);
+    if (!hidden)
         return text;
     char **out = &texts[next++ % 4], *end;
     *out = end = cli_need_memory(realloc(*out, 4 * strlen(text) + 1));
-    for (const unsigned char *c = (const unsigned char *)text; *c;) {
-        n = take_utf8_char(c, &code);
-        if (n == 0 || is_hidden_char(code)) {
-            end += sprintf(end, "\\x%02x", *c++);
-            continue;
-        }
-        memcpy(end, c, (size_t)n);
-        end += n;
-        c += n;
+    while (*text) {
+        int32_t n = rsd_text_char(text, &code, &hidden);
+        for (n += !n; n > 0; n--, text++)
+            if (hidden)
+                end += sprintf(end, "\\x%02x", (unsigned char)*text);
+            else
+                *end++ = *text;
     }
     *end = '\0';
     return *out;
@@ -142,13 +105,13 @@ void cli_print_padded(FILE *out, const char *text, int width)
 }
 
 /* Prints a character of a JSON string, and returns its length. What is hidden is escaped. */
-static int print_json_char(FILE *out, const unsigned char *c)
+static int print_json_char(FILE *out, const char *c)
 {
     uint32_t code;
-    int n = take_utf8_char(c, &code);
+    int32_t hidden, n = rsd_text_char(c, &code, &hidden);
     if (n == 0)
         fputs("\\ufffd", out); /* a path may have any bytes, JSON may not */
-    else if (!is_hidden_char(code))
+    else if (!hidden)
         fwrite(c, 1, (size_t)n, out);
     else if (code < 0x10000)
         fprintf(out, "\\u%04x", (unsigned)code);
@@ -161,7 +124,7 @@ static int print_json_char(FILE *out, const unsigned char *c)
 void cli_print_json_string(FILE *out, const char *text)
 {
     fputc('"', out);
-    for (const unsigned char *c = (const unsigned char *)text; *c;) {
+    for (const char *c = text; *c;) {
         if (*c == '"' || *c == '\\')
             fputc('\\', out);
         c += print_json_char(out, c);
@@ -171,11 +134,8 @@ void cli_print_json_string(FILE *out, const char *text)
 
 void cli_print_json(FILE *out, const char *json)
 {
-    for (const unsigned char *c = (const unsigned char *)json; *c;) {
-        static const unsigned char space[] = " "; /* line breaks are not inside of strings */
-        int n = print_json_char(out, *c < ' ' ? space : c);
-        c += n;
-    }
+    while (*json) /* line breaks are not inside of strings */
+        json += print_json_char(out, (unsigned char)*json < ' ' ? " " : json);
 }
 
 void cli_print_json_list(FILE *out, int32_t n, const int64_t *values)
