@@ -25,6 +25,33 @@ rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct store
 rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
                                   rsd_checkpoint **checkpoint);
 
+/* Adds to the error about a missing tensor what names have in the checkpoint, if only a start differs. Returns
+ * EMISMATCH. */
+rsd_status catalog_explain_missing(const struct catalog *catalog, const char *name);
+
+/* Adds the file and the name of a value, or of a tensor, to the last error. */
+rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
+                              rsd_status status);
+
+/* Return EMISMATCH unless a layout covers its tensor, whose ranks are of the kind `holder`, "rank" or "file"; unless it
+ * has this shape; unless the files of a checkpoint cover a tensor, which the error names. */
+rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder);
+rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape);
+rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor);
+
+/* Returns the tensor that an extent belongs to. */
+size_t tensor_of_extent(const struct catalog *catalog, size_t extent);
+
+/* The box whose bytes are in an extent. */
+struct extent_box {
+    size_t index; /* of the tensor in its catalog */
+    const struct stored_tensor *tensor;
+    size_t box; /* among the boxes of the tensor */
+    const int64_t *lo, *len;
+    uint64_t nbytes;
+};
+struct extent_box extent_find_box(const struct catalog *catalog, size_t extent);
+
 /* ---- names_apply.c ---- */
 
 /* Derives the tensors of a checkpoint under the names of the other column of a map, as rsd_open_options.names says. */
@@ -55,35 +82,6 @@ struct overlap_budget {
  * budget, from which it takes, is used up. */
 rsd_status overlaps_check(rsd_checkpoint *checkpoint, size_t tensor, uint64_t tile_limit,
                           struct overlap_budget *budget);
-
-/* ---- checkpoint.c ---- */
-
-/* Adds to the error about a missing tensor what names have in the checkpoint, if only a start differs. Returns
- * EMISMATCH. */
-rsd_status catalog_explain_missing(const struct catalog *catalog, const char *name);
-
-/* Adds the file and the name of a value, or of a tensor, to the last error. */
-rsd_status checkpoint_fail_in(const rsd_checkpoint *checkpoint, uint32_t file, const char *name,
-                              rsd_status status);
-
-/* Return EMISMATCH unless a layout covers its tensor, whose ranks are of the kind `holder`, "rank" or "file"; unless it
- * has this shape; unless the files of a checkpoint cover a tensor, which the error names. */
-rsd_status layout_check_coverage(const rsd_layout *layout, const char *holder);
-rsd_status layout_check_shape(const rsd_layout *layout, int32_t ndim, const int64_t *shape);
-rsd_status tensor_check_coverage(const struct catalog *catalog, size_t tensor);
-
-/* Returns the tensor that an extent belongs to. */
-size_t tensor_of_extent(const struct catalog *catalog, size_t extent);
-
-/* The box whose bytes are in an extent. */
-struct extent_box {
-    size_t index; /* of the tensor in its catalog */
-    const struct stored_tensor *tensor;
-    size_t box; /* among the boxes of the tensor */
-    const int64_t *lo, *len;
-    uint64_t nbytes;
-};
-struct extent_box extent_find_box(const struct catalog *catalog, size_t extent);
 
 /* ---- operation.c: one call, on one rank or on many ---- */
 
@@ -303,6 +301,16 @@ rsd_status writer_finish(struct writer *writer);
 /* Moves the counts of what this process wrote to a report. */
 void writer_report(struct writer *writer, rsd_report *report);
 
+/* Shared: rank 0 creates all files; each rank writes its bytes to disk; rank 0 ends the items that were split. */
+rsd_status writer_create_files(struct writer *writer);
+rsd_status writer_flush(struct writer *writer);
+rsd_status writer_end_split_items(struct writer *writer);
+
+/* Puts the state of all files, and where the compressed items of complete files lie, into a payload; and takes it.
+ * With `own`, only of files that this process has completed. */
+rsd_status writer_put_files(const struct writer *writer, bool own, struct payload *payload);
+rsd_status writer_take_files(struct writer *writer, const struct payload *payload, size_t *at);
+
 /* ---- reflink.c: what is shared with the input ---- */
 
 /* Makes a writer share blocks with its input, if the store can. `unchecked`: what is shared need not be read. */
@@ -316,16 +324,6 @@ void writer_drop_cloned(struct writer *writer);
 /* Moves *at to the next byte before `end` that is not shared. Returns how many follow that are not. */
 uint64_t writer_find_uncloned(const struct writer *writer, size_t extent, uint64_t *at,
                               uint64_t end);
-
-/* Shared: rank 0 creates all files; each rank writes its bytes to disk; rank 0 ends the items that were split. */
-rsd_status writer_create_files(struct writer *writer);
-rsd_status writer_flush(struct writer *writer);
-rsd_status writer_end_split_items(struct writer *writer);
-
-/* Puts the state of all files, and where the compressed items of complete files lie, into a payload; and takes it.
- * With `own`, only of files that this process has completed. */
-rsd_status writer_put_files(const struct writer *writer, bool own, struct payload *payload);
-rsd_status writer_take_files(struct writer *writer, const struct payload *payload, size_t *at);
 
 /* ---- save_manifest.c, save.c: from memory ---- */
 
