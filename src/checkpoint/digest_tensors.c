@@ -26,16 +26,15 @@ static bool is_own_extent(const struct tensor_digests *d, size_t extent)
 
 /* A box of a tensor in the bytes of the tensor: its loops, from strides in memory to those of the tensor. Returns
  * how many bytes of the tensor follow its first row. */
-static int64_t box_in_tensor(const struct catalog *catalog, const struct stored_tensor *tensor,
-                             size_t box, const int64_t *strides, struct loops *loops)
+static int64_t box_in_tensor(const struct catalog *catalog, const struct extent_box *box,
+                             const int64_t *strides, struct loops *loops)
 {
+    const struct stored_tensor *tensor = box->tensor;
     size_t element_nbytes = rsd_dtype_nbytes(tensor->dtype);
-    const int64_t *lo = tensor_box_lo(catalog, tensor, box);
     int64_t whole[RSD_MAX_DIMS], zeros[RSD_MAX_DIMS] = {0};
     box_packed_strides(tensor->ndim, tensor_shape(catalog, tensor), element_nbytes, whole);
-    *loops = box_loops(tensor->ndim, tensor_box_len(catalog, tensor, box),
-                       element_of_bytes(element_nbytes), strides, whole);
-    return tensor_nbytes(catalog, tensor) - box_offset(tensor->ndim, lo, zeros, whole) -
+    *loops = box_loops(tensor->ndim, box->len, element_of_bytes(element_nbytes), strides, whole);
+    return tensor_nbytes(catalog, tensor) - box_offset(tensor->ndim, box->lo, zeros, whole) -
            (int64_t)loops->run;
 }
 
@@ -49,14 +48,13 @@ struct device_rows {
 };
 
 /* Adds the rows of a box in device memory. */
-static rsd_status add_device_box(struct tensor_digests *d, struct device_rows *rows, size_t index,
-                                 size_t box)
+static rsd_status add_device_box(struct tensor_digests *d, struct device_rows *rows, size_t extent)
 {
     const struct catalog *catalog = &d->items.manifest.catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[index];
-    const struct extent_memory *memory = &d->items.memory[tensor->first_extent + box];
+    const struct extent_memory *memory = &d->items.memory[extent];
+    struct extent_box box = extent_find_box(catalog, extent);
     struct loops loops;
-    int64_t after = box_in_tensor(catalog, tensor, box, memory->strides, &loops);
+    int64_t after = box_in_tensor(catalog, &box, memory->strides, &loops);
     TRY(GROW(rows->list, rows->capacity, rows->n + 1));
     TRY(GROW(rows->loops, rows->loops_capacity, (rows->n + 1) * MAX_LOOPS));
     memcpy(rows->loops + rows->n * MAX_LOOPS, loops.loop, sizeof loops.loop);
@@ -64,7 +62,7 @@ static rsd_status add_device_box(struct tensor_digests *d, struct device_rows *r
                                                  .run = (int64_t)loops.run,
                                                  .after = after,
                                                  .nloops = loops.n,
-                                                 .result = (uint32_t)index};
+                                                 .result = (uint32_t)box.index};
     return RSD_OK;
 }
 
@@ -87,10 +85,9 @@ static rsd_status digest_device(struct tensor_digests *d, size_t first, struct d
     const struct catalog *catalog = &d->items.manifest.catalog;
     struct memory_device *device = d->devices[first];
     for (size_t i = first; i < catalog->nextents; i++) {
-        size_t tensor = tensor_of_extent(catalog, i);
         if (d->devices[i] != device)
             continue;
-        TRY(add_device_box(d, rows, tensor, i - catalog->tensors[tensor].first_extent));
+        TRY(add_device_box(d, rows, i));
         d->devices[i] = NULL;
     }
     for (size_t i = 0; i < rows->n; i++)
@@ -112,33 +109,25 @@ static rsd_status digest_devices(struct tensor_digests *d)
     return status;
 }
 
-/* ---- boxes in host memory ---- */
-
-/* Digests a box in host memory. */
-static void digest_box(struct tensor_digests *d, size_t index, size_t box)
-{
-    const struct catalog *catalog = &d->items.manifest.catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[index];
-    const struct extent_memory *memory = &d->items.memory[tensor->first_extent + box];
-    struct digest *digest = &d->digests.list[index];
-    struct loops loops;
-    int64_t after = box_in_tensor(catalog, tensor, box, memory->strides, &loops);
-    int64_t at[MAX_LOOPS] = {0}, from = 0, to = 0;
-    do
-        digest_add_bytes(digest, memory->memory + from, loops.run, (uint64_t)(after - to));
-    while (loops_next(&loops, at, &from, &to));
-}
-
 /* ---- all boxes ---- */
 
 /* Digests one extent, if this rank holds it and it is in host memory. Any thread. */
-static void digest_extent(void *context, int64_t extent)
+static void digest_extent(void *context, int64_t index)
 {
     struct tensor_digests *d = context;
     const struct catalog *catalog = &d->items.manifest.catalog;
-    size_t tensor = tensor_of_extent(catalog, (size_t)extent);
-    if (is_own_extent(d, (size_t)extent) && !d->devices[extent])
-        digest_box(d, tensor, (size_t)extent - catalog->tensors[tensor].first_extent);
+    size_t extent = (size_t)index;
+    const struct extent_memory *memory = &d->items.memory[extent];
+    struct extent_box box = extent_find_box(catalog, extent);
+    struct loops loops;
+    int64_t at[MAX_LOOPS] = {0}, from = 0, to = 0;
+    if (!is_own_extent(d, extent) || d->devices[extent])
+        return;
+    int64_t after = box_in_tensor(catalog, &box, memory->strides, &loops);
+    do
+        digest_add_bytes(&d->digests.list[box.index], memory->memory + from, loops.run,
+                         (uint64_t)(after - to));
+    while (loops_next(&loops, at, &from, &to));
 }
 
 /* Boxes in host memory are digested by all threads, then those of each device by the device. */

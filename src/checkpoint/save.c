@@ -175,25 +175,24 @@ static rsd_status end_save(rsd_async_save *save, rsd_status (*work)(void *save),
 static rsd_status copy_array(struct memory_manifest *items, struct scratch *scratch, size_t extent,
                              char *copies, size_t *at)
 {
-    const struct catalog *catalog = &items->manifest.catalog;
-    const struct stored_tensor *tensor = &catalog->tensors[tensor_of_extent(catalog, extent)];
+    struct extent_box box = extent_find_box(&items->manifest.catalog, extent);
     struct extent_memory *memory = &items->memory[extent];
-    size_t box = extent - tensor->first_extent, element_nbytes = rsd_dtype_nbytes(tensor->dtype);
-    const int64_t *len = tensor_box_len(catalog, tensor, box);
+    int32_t ndim = box.tensor->ndim;
+    size_t element_nbytes = rsd_dtype_nbytes(box.tensor->dtype);
     int64_t dense[RSD_MAX_DIMS] = {0};
     char *to = copies + *at;
     struct memory_device *device;
-    box_packed_strides(tensor->ndim, len, element_nbytes, dense);
+    box_packed_strides(ndim, box.len, element_nbytes, dense);
     TRY(memory_find_device(memory->memory, &device));
     if (device)
-        TRY(tile_device_read_array(scratch, device, tensor->ndim, len, element_nbytes,
-                                   memory->memory, memory->strides, to));
+        TRY(tile_device_read_array(scratch, device, ndim, box.len, element_nbytes, memory->memory,
+                                   memory->strides, to));
     else
-        box_copy(&scratch->copier, true, tensor->ndim, len, element_nbytes, memory->memory,
+        box_copy(&scratch->copier, true, ndim, box.len, element_nbytes, memory->memory,
                  memory->strides, to, dense);
     memory->memory = to;
-    copy_i64s(memory->strides, dense, tensor->ndim);
-    *at += (size_t)box_nbytes(catalog, tensor, box);
+    copy_i64s(memory->strides, dense, ndim);
+    *at += (size_t)box.nbytes;
     return RSD_OK;
 }
 
