@@ -246,18 +246,25 @@ static rsd_status open_next_transfer(struct batch_state *s, struct job_queue *qu
     return RSD_OK;
 }
 
-/* Claims tiles [first, end) of a transfer. Returns false when the queue has none left. */
+/* Tiles [first, end) of a transfer, which one thread does. */
+struct tile_claim {
+    struct open_transfer *open;
+    int64_t first, end;
+};
+
+/* Claims the next tile of a queue, or all of a transfer whose tiles must be done in order. Returns false when the queue
+ * has none left. */
 static bool claim_tiles(struct batch_state *s, struct job_queue *queue, struct io_stats *stats,
-                        struct open_transfer **claimed, int64_t *first, int64_t *end)
+                        struct tile_claim *claim)
 {
     pthread_mutex_lock(&queue->lock);
     rsd_status status =
         atomic_load(&s->stopped) ? RSD_ECANCELLED : open_next_transfer(s, queue, stats);
     struct open_transfer *open = queue->current;
     if (!status && open) {
-        *claimed = open;
-        *first = open->next;
-        *end = open->next = open->transfer.in_order ? open->end : open->next + 1;
+        int64_t end = open->transfer.in_order ? open->end : open->next + 1;
+        *claim = (struct tile_claim){open, open->next, end};
+        open->next = end;
         if (open->next == open->end)
             queue->current = NULL;
     }
@@ -299,10 +306,10 @@ static void leave_queue(struct batch_state *s, struct job_queue *queue)
 static void run_queue(struct batch_state *s, struct job_queue *queue, struct scratch *scratch,
                       struct io_stats *stats)
 {
-    struct open_transfer *open;
-    int64_t first, end;
-    while (claim_tiles(s, queue, stats, &open, &first, &end)) {
-        for (int64_t i = first; i < end; i++) {
+    struct tile_claim claim;
+    while (claim_tiles(s, queue, stats, &claim)) {
+        struct open_transfer *open = claim.open;
+        for (int64_t i = claim.first; i < claim.end; i++) {
             bool skip = atomic_load(&s->stopped) || atomic_load(&open->failed);
             rsd_status status =
                 skip ? RSD_OK : transfer_run_tile(&open->transfer, i, scratch, stats);
@@ -311,7 +318,8 @@ static void run_queue(struct batch_state *s, struct job_queue *queue, struct scr
             atomic_fetch_add(&s->nbytes_done, tile_nbytes(&open->transfer, i));
             report_batch_progress(s, false);
         }
-        if (atomic_fetch_sub(&open->left, end - first) == end - first)
+        int64_t ndone = claim.end - claim.first;
+        if (atomic_fetch_sub(&open->left, ndone) == ndone)
             close_transfer(s, open, stats);
     }
 }
