@@ -96,21 +96,20 @@ static int64_t choose_axis_step(int64_t extent, int64_t most)
                 return steps[i] * power;
 }
 
-void page_print_axis(FILE *out, double x, double y, double length, bool down, int64_t extent,
-                     bool is_size)
+void page_print_axis(FILE *out, struct page_axis axis)
 {
-    int64_t step = choose_axis_step(extent, down ? 10 : 8);
-    for (int64_t at = 0; at <= extent && extent > 0; at += step) {
-        double along = length * (double)at / (double)extent;
-        char *text =
-            is_size ? cli_new_text("%s", cli_size_text(at)) : cli_new_text("%lld", (long long)at);
+    int64_t step = choose_axis_step(axis.extent, axis.down ? 10 : 8);
+    for (int64_t at = 0; at <= axis.extent && axis.extent > 0; at += step) {
+        double along = axis.length * (double)at / (double)axis.extent;
+        double x = axis.x + (axis.down ? 0 : along), y = axis.y + (axis.down ? along : 0);
+        char *text = axis.is_size ? cli_new_text("%s", cli_size_text(at))
+                                  : cli_new_text("%lld", (long long)at);
         fprintf(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#888\"/>\n",
-                down ? x - 5 : x + along, down ? y + along : y, down ? x : x + along,
-                down ? y + along : y + 5);
-        if (down)
-            page_print_text(out, x - 8, y + along + 4, "text-anchor=\"end\"", "%s", text);
+                axis.down ? x - 5 : x, y, x, axis.down ? y : y + 5);
+        if (axis.down)
+            page_print_text(out, x - 8, y + 4, "text-anchor=\"end\"", "%s", text);
         else
-            page_print_text(out, x + along, y + 18, "text-anchor=\"middle\"", "%s", text);
+            page_print_text(out, x, y + 18, "text-anchor=\"middle\"", "%s", text);
         free(text);
         if (at > INT64_MAX - step)
             break;

@@ -37,9 +37,14 @@ char *page_shorten(const char *name, int most);
 /* Returns the width of a text in pixels, about. */
 int page_text_width(const char *text);
 
-/* Prints marks and numbers along an axis from 0 to `extent`, `length` pixels long. */
-void page_print_axis(FILE *out, double x, double y, double length, bool down, int64_t extent,
-                     bool is_size);
+/* An axis from 0 to `extent`, which begins at (x, y). */
+struct page_axis {
+    double x, y, length; /* pixels */
+    bool down;           /* else to the right */
+    int64_t extent;
+    bool is_size; /* its numbers are bytes */
+};
+void page_print_axis(FILE *out, struct page_axis axis); /* with marks and numbers */
 
 /* The colour of the i-th of several kinds. */
 int page_hue(int64_t index);

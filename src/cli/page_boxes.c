@@ -66,12 +66,14 @@ static void print_tensor_axes(FILE *out, const struct tensor_page *page)
 {
     double bottom = TOP + page->height;
     if (page->across >= 0) {
-        page_print_axis(out, LEFT, bottom, WIDTH, false, page->info.shape[page->across], false);
+        page_print_axis(out, (struct page_axis){LEFT, bottom, WIDTH, false,
+                                                page->info.shape[page->across], false});
         page_print_text(out, LEFT + WIDTH / 2.0, bottom + 36,
                         "text-anchor=\"middle\" font-weight=\"bold\"", "dim %d", (int)page->across);
     }
     if (page->down >= 0) {
-        page_print_axis(out, LEFT, TOP, page->height, true, page->info.shape[page->down], false);
+        page_print_axis(out, (struct page_axis){LEFT, TOP, page->height, true,
+                                                page->info.shape[page->down], false});
         fprintf(out,
                 "<text transform=\"translate(20 %.1f) rotate(-90)\" text-anchor=\"middle\" "
                 "font-weight=\"bold\">dim %d</text>\n",
@@ -356,7 +358,7 @@ static void print_checkpoint_svg(FILE *out, const void *context)
         print_bar_parts(out, &page, x, scale);
     else
         print_whole_bars(out, &page, x, scale);
-    page_print_axis(out, x, bottom, WIDTH, false, most, true);
+    page_print_axis(out, (struct page_axis){x, bottom, WIDTH, false, most, true});
     page_print_text(out, x + WIDTH / 2.0, bottom + 36,
                     "text-anchor=\"middle\" font-weight=\"bold\"", "bytes of the file");
     if (shown < page.files.n)
