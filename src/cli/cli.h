@@ -261,7 +261,7 @@ const char *cli_plain_text(const char *text); /* without control characters and 
 /* Returns whether a text ends in a suffix and is longer than it. */
 bool cli_has_suffix(const char *text, const char *suffix);
 
-/* Returns the directory that a path is in. The caller frees it. */
+/* Returns the directory that a path is in. */
 char *cli_parent_path(const char *path);
 
 /* Prints a plain text, and blanks up to a width in characters. */
@@ -271,7 +271,7 @@ int cli_text_width(const char *text); /* of a plain text, in characters */
 /* The first names of a list, for one message about all of them: "a, b, c, ...". Starts as {0}. */
 struct name_sample {
     int64_t n;   /* names in all */
-    char *names; /* owned; NULL: none */
+    char *names; /* NULL: none */
 };
 void name_sample_add(struct name_sample *sample, const char *name);
 
@@ -283,10 +283,13 @@ void cli_print_json_list(FILE *out, int32_t n, const int64_t *values);
 /* One thread per core, at most 16: more do not make a disk faster. */
 long long cli_default_threads(void);
 
-/* End the process if they cannot allocate. */
+/* Ends the process if memory is NULL. */
 void *cli_need_memory(void *memory);
-char *cli_new_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
-char *cli_new_box_text(const rsd_box *box); /* "[0:4, 8:16]" */
+
+/* Return a text that exists until the command ends, which calls cli_free_texts. Any thread. */
+char *cli_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+char *cli_box_text(const rsd_box *box); /* "[0:4, 8:16]" */
+void cli_free_texts(void);
 
 /* ---- progress.c ---- */
 
@@ -425,8 +428,7 @@ int estimate_print(const struct conversion *request, const rsd_checkpoint *in,
 /* Finds the configs and tokenizers that are copied along. Returns GO_ON or an exit code. */
 int side_files_find(struct conversion *request, const rsd_checkpoint *in);
 
-/* Returns the path of the config.json of the model, or its text if that is a URL, which the caller frees. NULL: none is
- * found. */
+/* Returns the path of the config.json of the model, or its text if that is a URL; NULL: none is found. */
 char *side_files_find_config(const struct conversion *request);
 
 /* Notes what transformers will miss in the output of merge. */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -87,7 +88,7 @@ char *cli_parent_path(const char *path)
         n--;
     while (n > 1 && path[n - 1] == '/')
         n--;
-    return n ? cli_new_text("%.*s", (int)n, path) : cli_new_text(".");
+    return n ? cli_text("%.*s", (int)n, path) : cli_text(".");
 }
 
 int cli_text_width(const char *text)
@@ -151,10 +152,8 @@ void name_sample_add(struct name_sample *sample, const char *name)
     enum { MOST_NAMES = 3 };
     if (sample->n++ > MOST_NAMES)
         return;
-    char *longer = cli_new_text("%s%s%s", sample->names ? sample->names : "",
-                                sample->names ? ", " : "", sample->n > MOST_NAMES ? "..." : name);
-    free(sample->names);
-    sample->names = longer;
+    sample->names = cli_text("%s%s%s", sample->names ? sample->names : "",
+                             sample->names ? ", " : "", sample->n > MOST_NAMES ? "..." : name);
 }
 
 void *cli_need_memory(void *memory)
@@ -165,14 +164,35 @@ void *cli_need_memory(void *memory)
     exit(EXIT_IO);
 }
 
-char *cli_new_text(const char *format, ...)
+/* All texts of cli_text, the last one first. */
+struct kept_text {
+    struct kept_text *next;
+    char chars[];
+};
+static _Atomic(struct kept_text *) kept_texts;
+
+char *cli_text(const char *format, ...)
 {
-    char *text = NULL;
     va_list args;
     va_start(args, format);
-    int n = vasprintf(&text, format, args);
+    int n = vsnprintf(NULL, 0, format, args);
     va_end(args);
-    return cli_need_memory(n < 0 ? NULL : text);
+    struct kept_text *text = cli_need_memory(n < 0 ? NULL : malloc(sizeof *text + (size_t)n + 1));
+    va_start(args, format);
+    vsnprintf(text->chars, (size_t)n + 1, format, args);
+    va_end(args);
+    text->next = atomic_exchange(&kept_texts, text);
+    return text->chars;
+}
+
+void cli_free_texts(void)
+{
+    struct kept_text *text = atomic_exchange(&kept_texts, NULL);
+    while (text) {
+        struct kept_text *next = text->next;
+        free(text);
+        text = next;
+    }
 }
 
 long long cli_default_threads(void)
@@ -184,16 +204,11 @@ long long cli_default_threads(void)
     return n < 1 ? 1 : n > 16 ? 16 : n;
 }
 
-char *cli_new_box_text(const rsd_box *box)
+char *cli_box_text(const rsd_box *box)
 {
-    char *text = cli_new_text("[");
-    for (int32_t d = 0; d < box->ndim; d++) {
-        char *longer = cli_new_text("%s%s%lld:%lld", text, d ? ", " : "", (long long)box->lo[d],
-                                    (long long)(box->lo[d] + box->len[d]));
-        free(text);
-        text = longer;
-    }
-    char *closed = cli_new_text("%s]", text);
-    free(text);
-    return closed;
+    char *text = cli_text("[");
+    for (int32_t d = 0; d < box->ndim; d++)
+        text = cli_text("%s%s%lld:%lld", text, d ? ", " : "", (long long)box->lo[d],
+                        (long long)(box->lo[d] + box->len[d]));
+    return cli_text("%s]", text);
 }

@@ -301,8 +301,6 @@ static int run_conversion_verb(enum conversion_kind kind, int argc, char **argv)
     if (code == GO_ON)
         code = conversion_run(&request);
     rsd_rules_free(request.rules);
-    for (size_t i = 0; i < request.nside_files; i++)
-        free(request.side_files[i]);
     free(request.side_files);
     return code;
 }

@@ -244,7 +244,7 @@ static char *make_file_name(const struct extraction *request, const char *name)
         else
             *end++ = *c;
     *end = '\0';
-    char *path = cli_new_text("%s/%s%s", request->out, file, request->raw ? ".bin" : ".npy");
+    char *path = cli_text("%s/%s%s", request->out, file, request->raw ? ".bin" : ".npy");
     free(file);
     return path;
 }
@@ -255,11 +255,9 @@ static int write_directory(const struct extraction *request)
     int code = EXIT_YES;
     if (mkdir(request->out, 0777) != 0 && !(errno == EEXIST && request->force))
         return fail_written(request->out);
-    for (size_t i = 0; i < request->n && !code; i++) {
-        char *path = make_file_name(request, request->slices[i].name);
-        code = write_slice_file(request, &request->slices[i], path);
-        free(path);
-    }
+    for (size_t i = 0; i < request->n && !code; i++)
+        code = write_slice_file(request, &request->slices[i],
+                                make_file_name(request, request->slices[i].name));
     return code;
 }
 

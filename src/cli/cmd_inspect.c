@@ -253,9 +253,7 @@ static void print_value_line(const struct listing *listing, int64_t index)
 
 static void print_tree_node(int indent, const char *text, int n)
 {
-    char *part = cli_new_text("%.*s", n, text);
-    printf("%*s%s\n", indent, "", cli_plain_text(part));
-    free(part);
+    printf("%*s%s\n", indent, "", cli_plain_text(cli_text("%.*s", n, text)));
 }
 
 /* Returns the length of the parts that two names begin with, up to the last dot. */
@@ -269,22 +267,24 @@ static size_t count_same_parts(const char *x, const char *y)
     return same;
 }
 
-/* Compares names part by part, so that one branch stays together, and layers.2 comes before layers.10. */
-static int by_name_parts(const void *a, const void *b)
+/* A tensor in a tree, and its name with a character in place of each dot that sorts before all others. */
+struct tree_tensor {
+    rsd_tensor_info info;
+    const char *key;
+};
+
+static const char *make_tree_key(const char *name)
 {
-    const char *x = ((const rsd_tensor_info *)a)->name, *y = ((const rsd_tensor_info *)b)->name;
-    size_t same = count_same_parts(x, y);
-    for (x += same, y += same;; x++, y++) {
-        size_t n = strcspn(x, "."), m = strcspn(y, ".");
-        char *one = cli_new_text("%.*s", (int)n, x), *other = cli_new_text("%.*s", (int)m, y);
-        int order = strverscmp(one, other);
-        free(one);
-        free(other);
-        x += n;
-        y += m;
-        if (order || !*x || !*y)
-            return order ? order : (*x != 0) - (*y != 0);
-    }
+    char *key = cli_text("%s", name);
+    for (char *c = key; *c; c++)
+        *c = *c == '.' ? '\1' : *c;
+    return key;
+}
+
+/* So one branch stays together, and layers.2 comes before layers.10. */
+static int by_tree_key(const void *a, const void *b)
+{
+    return strverscmp(((const struct tree_tensor *)a)->key, ((const struct tree_tensor *)b)->key);
 }
 
 /* Leading parts that a name has in common with the one before it are not printed again. */
@@ -292,22 +292,23 @@ static void print_name_tree(const struct listing *listing)
 {
     const char *before = "";
     size_t n = listing->n;
-    rsd_tensor_info *tensors = cli_need_memory(calloc(n + 1, sizeof *tensors));
-    for (size_t i = 0; i < n; i++)
-        tensors[i] = input_tensor(listing->checkpoint, listing->tensors[i]);
-    if (n > 1)
-        qsort(tensors, n, sizeof *tensors, by_name_parts);
+    struct tree_tensor *tensors = cli_need_memory(calloc(n + 1, sizeof *tensors));
     for (size_t i = 0; i < n; i++) {
-        rsd_tensor_info tensor = tensors[i];
-        const char *at = tensor.name;
+        tensors[i].info = input_tensor(listing->checkpoint, listing->tensors[i]);
+        tensors[i].key = make_tree_key(tensors[i].info.name);
+    }
+    if (n > 1)
+        qsort(tensors, n, sizeof *tensors, by_tree_key);
+    for (size_t i = 0; i < n; i++) {
+        const char *name = tensors[i].info.name, *at = name;
         const char *end = at + count_same_parts(at, before), *dot;
         int depth = 0;
         for (; at < end && depth < MAX_TREE_DEPTH; at = strchr(at, '.') + 1)
             depth++;
         for (; depth < MAX_TREE_DEPTH && (dot = strchr(at, '.')); at = dot + 1, depth++)
             print_tree_node(2 * depth, at, (int)(dot - at));
-        print_tensor_line(listing, &tensor, 2 * depth, at);
-        before = tensor.name;
+        print_tensor_line(listing, &tensors[i].info, 2 * depth, at);
+        before = name;
     }
     free(tensors);
 }
@@ -362,7 +363,7 @@ static void print_box_lines(const rsd_checkpoint *checkpoint, int64_t tensor, in
     int width = 0;
     for (int64_t i = 0; i < n; i++) {
         rsd_extent stored = input_extent(checkpoint, tensor, i);
-        boxes[i] = cli_new_box_text(&stored.box);
+        boxes[i] = cli_box_text(&stored.box);
         widen_column(&width, cli_text_width(boxes[i]), MOST_NAME_WIDTH);
     }
     for (int64_t i = 0; i < n; i++) {
@@ -372,7 +373,6 @@ static void print_box_lines(const rsd_checkpoint *checkpoint, int64_t tensor, in
         cli_print_padded(stdout, boxes[i], width);
         printf("  %s, byte %llu, %s\n", file ? cli_plain_text(file) : "no file",
                (unsigned long long)stored.offset, cli_size_text((int64_t)stored.nbytes));
-        free(boxes[i]);
     }
     if (nboxes > n)
         printf("  ... and %lld more\n", (long long)(nboxes - n));

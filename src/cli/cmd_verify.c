@@ -204,7 +204,7 @@ static void fold_difference(struct verification *request, const char *name, cons
         request->folded =
             cli_need_memory(realloc(request->folded, (i + 1) * sizeof *request->folded));
         request->folded[request->nfolded++] =
-            (struct folded_difference){.text = cli_new_text("%s", text)};
+            (struct folded_difference){.text = cli_text("%s", text)};
     }
     name_sample_add(&request->folded[i].names, name);
 }
@@ -220,8 +220,6 @@ static void print_folded_differences(struct verification *request)
         else
             printf("%lld tensors: %s: %s\n", (long long)folded->names.n,
                    cli_plain_text(folded->text), names);
-        free(folded->text);
-        free(folded->names.names);
     }
     free(request->folded);
     request->folded = NULL;

@@ -180,5 +180,6 @@ int command_main(int argc, char **argv, const rsd_transport *transport)
         code = code == EXIT_YES ? EXIT_IO : code;
     }
     ranks_end();
+    cli_free_texts();
     return code;
 }

@@ -75,7 +75,6 @@ static rsd_status compare_with_input(struct conversion *request, rsd_checkpoint 
         request->verify_code =
             cli_fail(request->verb, EXIT_NO, "%s: %lld tensor%s from %s: %s", request->out,
                      (long long)n, n == 1 ? " differs" : "s differ", request->in, changed.names);
-    free(changed.names);
     return status;
 }
 
@@ -102,18 +101,15 @@ static rsd_status verify_output(void *context, rsd_checkpoint *out)
 
 /* ---- running ---- */
 
-/* Returns the staging directory that a stopped run has left; NULL: none. Owned by the caller. */
+/* Returns the staging directory that a stopped run has left; NULL: none. */
 static char *find_staging_directory(const char *out)
 {
     struct stat about;
     size_t n = strlen(out);
     while (n > 1 && out[n - 1] == '/')
         n--;
-    char *staging = cli_new_text("%.*s.reshard-part", (int)n, out);
-    if (stat(staging, &about) == 0)
-        return staging;
-    free(staging);
-    return NULL;
+    char *staging = cli_text("%.*s.reshard-part", (int)n, out);
+    return stat(staging, &about) == 0 ? staging : NULL;
 }
 
 /* Prints why a conversion stopped, and what to do. */
@@ -129,7 +125,6 @@ static int explain_stop(const struct conversion *request, rsd_status status)
         cli_note(verb, "complete data is kept in %s; continue with --resume", staging);
     if (!staging && status == RSD_EEXIST && !request->convert.overwrite)
         cli_note(verb, "use --force to replace an existing checkpoint");
-    free(staging);
     return code;
 }
 
@@ -230,7 +225,6 @@ static int check_rules(struct conversion *request, rsd_checkpoint *in)
     char *config = request->has_mesh ? side_files_find_config(request) : NULL;
     if (config && rsd_rules_add(request->rules, RSD_RULE_CONFIG, config) && !request->quiet)
         cli_note(request->verb, "the number of heads is not known: %s", rsd_error());
-    free(config);
     rsd_status status =
         rsd_rules_check(request->rules, in, print_rule_message, request, &nproblems);
     if (!status && !nproblems && !request->quiet && writes_whole_tensors(request))

@@ -16,27 +16,21 @@ enum { BLOCK_NBYTES = 1 << 20 };
 static const double most_seconds = 0.5;
 static const int64_t most_nbytes = 256000000;
 
-/* Returns the largest file of a checkpoint, which the caller frees. */
-static char *find_largest_file(const char *path, const rsd_checkpoint *in)
+/* Returns the largest file of a checkpoint. */
+static const char *find_largest_file(const char *path, const rsd_checkpoint *in)
 {
     struct stat about;
-    char *largest = NULL;
+    const char *largest = path;
     int64_t most = -1;
     bool directory = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
-    if (!directory)
-        return cli_new_text("%s", path);
-    for (int64_t i = 0; i < rsd_checkpoint_nfiles(in); i++) {
-        char *file = cli_new_text("%s/%s", path, rsd_checkpoint_file(in, i));
-        bool larger = stat(file, &about) == 0 && about.st_size > most;
-        if (larger) {
-            free(largest);
+    for (int64_t i = 0; directory && i < rsd_checkpoint_nfiles(in); i++) {
+        const char *file = cli_text("%s/%s", path, rsd_checkpoint_file(in, i));
+        if (stat(file, &about) == 0 && about.st_size > most) {
             largest = file;
             most = about.st_size;
-        } else {
-            free(file);
         }
     }
-    return largest ? largest : cli_new_text("%s", path);
+    return largest;
 }
 
 /* Reads or writes blocks until the time or the bytes are used up. Returns bytes per second; 0: on failure, with
@@ -73,7 +67,7 @@ static double measure_reading(const char *file)
 /* Returns the bytes per second that a directory takes, or 0 with errno set. */
 static double measure_writing(const char *directory)
 {
-    char *path = cli_new_text("%s/reshard-estimate.%ld", directory, (long)getpid());
+    char *path = cli_text("%s/reshard-estimate.%ld", directory, (long)getpid());
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     double rate = fd < 0 ? 0 : move_blocks(fd, true, most_nbytes / 4);
     int error = errno;
@@ -81,7 +75,6 @@ static double measure_writing(const char *directory)
         unlink(path);
         close(fd);
     }
-    free(path);
     errno = error;
     return rate;
 }
@@ -92,7 +85,7 @@ int estimate_print(const struct conversion *request, const rsd_checkpoint *in,
     struct stat source, target;
     if (urls_is_url(request->in) || urls_is_url(request->out))
         return cli_fail(request->verb, EXIT_CANNOT, "--estimate measures local paths only");
-    char *file = find_largest_file(request->in, in);
+    const char *file = find_largest_file(request->in, in);
     char *directory = cli_parent_path(request->out);
     double reading = measure_reading(file), writing = 0;
     int code = EXIT_YES;
@@ -121,7 +114,5 @@ int estimate_print(const struct conversion *request, const rsd_checkpoint *in,
                    strcmp(directory, ".") == 0 ? "this directory" : cli_plain_text(directory),
                    cli_size_text((int64_t)writing));
     }
-    free(file);
-    free(directory);
     return code;
 }

@@ -125,18 +125,14 @@ static rsd_status make_from_rules(rsd_rules *rules)
     rsd_status status = rsd_mesh_parse(from_mesh, &mesh);
     if (status)
         return status;
-    char *copies = cli_new_text("R");
-    for (int32_t a = 1; a < rsd_mesh_naxes(mesh); a++) {
-        char *more = cli_new_text("%s,R", copies);
-        free(copies);
-        copies = more;
-    }
+    char *copies = cli_text("R");
+    for (int32_t a = 1; a < rsd_mesh_naxes(mesh); a++)
+        copies = cli_text("%s,R", copies);
     status = rsd_rules_set_mesh(rules, mesh);
     for (int64_t i = 0; i < input_options.nfrom_rules && !status; i++)
         status = rsd_rules_add(rules, RSD_RULE_PLACE, from_rules[i]);
     if (!status)
         status = rsd_rules_add(rules, RSD_RULE_DEFAULT, copies);
-    free(copies);
     rsd_mesh_free(mesh);
     return status;
 }
@@ -215,8 +211,8 @@ static char *find_input_directory(const char *path)
     struct stat about;
     const char *slash = strrchr(path, '/');
     if (stat(path, &about) == 0 && S_ISDIR(about.st_mode))
-        return cli_new_text("%s%s", path, slash && !slash[1] ? "" : "/");
-    return cli_new_text("%.*s", slash ? (int)(slash - path) + 1 : 0, path);
+        return cli_text("%s%s", path, slash && !slash[1] ? "" : "/");
+    return cli_text("%.*s", slash ? (int)(slash - path) + 1 : 0, path);
 }
 
 int input_check_files(const char *verb, const char *path, const rsd_checkpoint *checkpoint,
@@ -229,12 +225,11 @@ int input_check_files(const char *verb, const char *path, const rsd_checkpoint *
     struct name_sample bad = {0};
     int error = 0;
     for (int64_t i = 0; i < rsd_checkpoint_nfiles(checkpoint); i++) {
-        char *file = cli_new_text("%s%s", directory, rsd_checkpoint_file(checkpoint, i));
+        char *file = cli_text("%s%s", directory, rsd_checkpoint_file(checkpoint, i));
         if (marks[i] && access(file, R_OK) != 0) {
             error = errno;
             name_sample_add(&bad, file);
         }
-        free(file);
     }
     int code = !bad.n ? EXIT_YES : error == ENOENT ? EXIT_UNREADABLE : EXIT_IO;
     if (bad.n == 1)
@@ -242,8 +237,6 @@ int input_check_files(const char *verb, const char *path, const rsd_checkpoint *
     else if (bad.n > 1)
         cli_fail(verb, code, "%lld files cannot be read: %s: %s", (long long)bad.n, bad.names,
                  strerror(error));
-    free(bad.names);
-    free(directory);
     free(marks);
     return code;
 }

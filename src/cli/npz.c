@@ -130,7 +130,7 @@ bool npz_add(struct npz *npz, FILE *out, const char *name, const struct npy_arra
     npz->members = cli_need_memory(realloc(npz->members, (npz->n + 1) * sizeof *npz->members));
     struct npz_member *member = &npz->members[npz->n++];
     *member = (struct npz_member){
-        .name = cli_new_text("%s.npy", name), .offset = npz->nbytes, .nbytes = n + array->nbytes};
+        .name = cli_text("%s.npy", name), .offset = npz->nbytes, .nbytes = n + array->nbytes};
     member->crc = update_crc32(update_crc32(0, header, n), array->bytes, array->nbytes);
     put_number(out, 4, 0x04034b50);
     put_record_start(out, member);
@@ -191,7 +191,5 @@ void npz_finish(struct npz *npz, FILE *out)
 
 void npz_drop(struct npz *npz)
 {
-    for (size_t i = 0; i < npz->n; i++)
-        free(npz->members[i].name);
     free(npz->members);
 }

@@ -100,8 +100,8 @@ void options_print_rows(FILE *out, const struct cli_option *rows, const struct c
         if (!rows->help || (verb && !is_of_verb(rows, verb)))
             continue;
         char letter[] = {'-', (char)rows->letter, ',', ' ', '\0'};
-        char *option = cli_new_text("%s--%s%s%s", rows->letter ? letter : "", rows->name,
-                                    rows->value ? " " : "", rows->value ? rows->value : "");
+        char *option = cli_text("%s--%s%s%s", rows->letter ? letter : "", rows->name,
+                                rows->value ? " " : "", rows->value ? rows->value : "");
         fprintf(out, "  %-*s", column - 2, option);
         for (const char *c = rows->help; *c; c++)
             if (*c == '\n')
@@ -109,7 +109,6 @@ void options_print_rows(FILE *out, const struct cli_option *rows, const struct c
             else
                 fputc(*c, out);
         fputc('\n', out);
-        free(option);
     }
 }
 
@@ -140,8 +139,8 @@ static int fail_unknown_option(const struct cli_verb *verb, const char *argument
 {
     const char *words[MOST_OPTIONS + 1];
     size_t nwords = 0, n = 0;
-    char *name = cli_new_text("%.*s", (int)strcspn(argument + 2, "="), argument + 2);
-    char *several = cli_new_text("%s", "");
+    char *name = cli_text("%.*s", (int)strcspn(argument + 2, "="), argument + 2);
+    const char *several = "";
     for (int i = 0; i < list->n; i++)
         if (is_of_verb(list->rows[i], verb))
             words[nwords++] = list->rows[i]->name;
@@ -149,20 +148,15 @@ static int fail_unknown_option(const struct cli_verb *verb, const char *argument
     const char *nearest = rsd_nearest_word(name, nwords, words);
     for (size_t i = 0; i < nwords; i++)
         if (strncmp(words[i], name, strlen(name)) == 0) {
-            char *more = cli_new_text("%s%s--%s", several, n++ ? ", " : "", words[i]);
-            free(several);
-            several = more;
+            several = cli_text("%s%s--%s", several, n++ ? ", " : "", words[i]);
             nearest = words[i];
         }
-    int code = n > 1
-                   ? cli_fail(verb->name, EXIT_USAGE, "option --%s is ambiguous: %s", name, several)
-               : nearest ? cli_fail(verb->name, EXIT_USAGE,
-                                    "unknown option --%s; did you mean --%s?", name, nearest)
-                         : cli_fail(verb->name, EXIT_USAGE,
-                                    "unknown option --%s; see reshard %s --help", name, verb->name);
-    free(several);
-    free(name);
-    return code;
+    if (n > 1)
+        return cli_fail(verb->name, EXIT_USAGE, "option --%s is ambiguous: %s", name, several);
+    return nearest ? cli_fail(verb->name, EXIT_USAGE, "unknown option --%s; did you mean --%s?",
+                              name, nearest)
+                   : cli_fail(verb->name, EXIT_USAGE, "unknown option --%s; see reshard %s --help",
+                              name, verb->name);
 }
 
 /* Prints what is wrong with the option that getopt_long has just refused; answer is '?' or ':'. */

@@ -16,16 +16,13 @@
 int64_t out_file_space(const char *path)
 {
     struct statvfs about; /* of the nearest directory above the path that exists */
-    char *above = cli_new_text("%s", path);
+    char *above = cli_text("%s", path);
     while (statvfs(*above ? above : ".", &about) != 0) {
         char *slash = strrchr(above, '/');
-        if (!*above || strcmp(above, "/") == 0) {
-            free(above);
+        if (!*above || strcmp(above, "/") == 0)
             return 0;
-        }
         *(!slash ? above : slash == above ? slash + 1 : slash) = '\0';
     }
-    free(above);
     return (int64_t)(about.f_bavail * about.f_frsize);
 }
 
@@ -54,8 +51,8 @@ bool out_file_open_in(struct out_file *file, int directory_fd, const char *name,
 {
     struct stat found;
     *file = (struct out_file){.directory_fd = directory_fd, .replace = replace};
-    file->name = cli_new_text("%s", name);
-    file->staged = cli_new_text("%s.reshard-part", name);
+    file->name = cli_text("%s", name);
+    file->staged = cli_text("%s.reshard-part", name);
     if (directory_fd < 0)
         return false;
     if (fstatat(directory_fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
@@ -73,9 +70,8 @@ bool out_file_open_in(struct out_file *file, int directory_fd, const char *name,
 bool out_file_open(struct out_file *file, const char *path, bool replace)
 {
     const char *slash = strrchr(path, '/');
-    char *directory = cli_new_text("%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    char *directory = cli_text("%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
     int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(directory);
     return out_file_open_in(file, fd, slash ? slash + 1 : path, replace);
 }
 
@@ -102,8 +98,6 @@ bool out_file_close(struct out_file *file, bool complete)
         unlinkat(file->directory_fd, file->staged, 0);
     if (file->directory_fd >= 0)
         close(file->directory_fd);
-    free(file->name);
-    free(file->staged);
     errno = error;
     return opened && complete;
 }

@@ -63,7 +63,7 @@ char *page_shorten(const char *name, int most)
     const char *plain = cli_plain_text(name), *end = plain;
     int width = cli_text_width(plain), skip = width - most + 3;
     if (width <= most)
-        return cli_new_text("%s", plain);
+        return cli_text("%s", plain);
     for (int n = 0; n < most / 2; n++) /* to the start of the character after */
         for (end++; ((unsigned char)*end & 0xc0) == 0x80;)
             end++;
@@ -71,7 +71,7 @@ char *page_shorten(const char *name, int most)
     for (int n = 0; n < skip; n++)
         for (rest++; ((unsigned char)*rest & 0xc0) == 0x80;)
             rest++;
-    return cli_new_text("%.*s...%s", (int)(end - plain), plain, rest);
+    return cli_text("%.*s...%s", (int)(end - plain), plain, rest);
 }
 
 int page_text_width(const char *text)
@@ -102,15 +102,14 @@ void page_print_axis(FILE *out, struct page_axis axis)
     for (int64_t at = 0; at <= axis.extent && axis.extent > 0; at += step) {
         double along = axis.length * (double)at / (double)axis.extent;
         double x = axis.x + (axis.down ? 0 : along), y = axis.y + (axis.down ? along : 0);
-        char *text = axis.is_size ? cli_new_text("%s", cli_size_text(at))
-                                  : cli_new_text("%lld", (long long)at);
+        char *text =
+            axis.is_size ? cli_text("%s", cli_size_text(at)) : cli_text("%lld", (long long)at);
         fprintf(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#888\"/>\n",
                 axis.down ? x - 5 : x, y, x, axis.down ? y : y + 5);
         if (axis.down)
             page_print_text(out, x - 8, y + 4, "text-anchor=\"end\"", "%s", text);
         else
             page_print_text(out, x, y + 18, "text-anchor=\"middle\"", "%s", text);
-        free(text);
         if (at > INT64_MAX - step)
             break;
     }
@@ -177,5 +176,4 @@ void page_write(const struct page_paths *paths, const struct page_content *conte
 {
     write_page_file(paths->svg, false, content);
     write_page_file(paths->html, true, content);
-    free(content->title);
 }

@@ -10,13 +10,13 @@ typedef void page_print(FILE *out, const void *context);
 
 /* What a page shows. */
 struct page_content {
-    char *title;
+    const char *title;
     page_print *svg;   /* prints the picture */
     page_print *table; /* prints what an HTML page has below the picture; NULL: nothing */
     const void *context;
 };
 
-/* Writes a page to each path that is set. Ends the process if it cannot. The title is freed. */
+/* Writes a page to each path that is set. Ends the process if it cannot. */
 void page_write(const struct page_paths *paths, const struct page_content *content);
 
 /* Start and end the picture. The first line is the title. */
@@ -31,7 +31,7 @@ void page_print_text(FILE *out, double x, double y, const char *attributes, cons
 /* Prints a rectangle that shows a text under the pointer. */
 void page_print_rect(FILE *out, const double box[4], const char *attributes, const char *text);
 
-/* Returns a name of at most so many characters, in quotes if it was made shorter. The caller frees it. */
+/* Returns a name of at most so many characters, with dots in its middle if it was longer. */
 char *page_shorten(const char *name, int most);
 
 /* Returns the width of a text in pixels, about. */

@@ -43,23 +43,18 @@ static void print_tensor_box(FILE *out, const struct tensor_page *page, const rs
         box[3] = page->height * (double)stored->box.len[page->down] / (double)shape[page->down];
     }
     const char *file = rsd_checkpoint_file(page->files.checkpoint, stored->file);
-    char *where = cli_new_box_text(&stored->box);
-    char *text = cli_new_text("%s in %s, %s", where, file ? file : "no file",
-                              cli_size_text((int64_t)stored->nbytes));
-    char *fill = cli_new_text(
+    char *text = cli_text("%s in %s, %s", cli_box_text(&stored->box), file ? file : "no file",
+                          cli_size_text((int64_t)stored->nbytes));
+    char *fill = cli_text(
         "fill=\"hsl(%d,60%%,72%%)\" fill-opacity=\"0.85\" stroke=\"#444\" stroke-width=\"0.5\"",
         file ? page_hue(page->files.position[stored->file]) : 0);
     page_print_rect(out, box, fill, text);
-    char *label = file ? page_shorten(file, 24) : cli_new_text("no file");
+    const char *label = file ? page_shorten(file, 24) : "no file";
     if (page_text_width(label) + 8 < box[2] && box[3] > 16)
         page_print_text(
             out, box[0] + box[2] / 2, box[1] + box[3] / 2 + 4,
             "class=\"dark\" fill=\"#222\" text-anchor=\"middle\" pointer-events=\"none\"", "%s",
             label);
-    free(where);
-    free(text);
-    free(fill);
-    free(label);
 }
 
 static void print_tensor_axes(FILE *out, const struct tensor_page *page)
@@ -88,15 +83,13 @@ static void print_file_legend(FILE *out, const struct tensor_page *page, double 
     for (size_t i = 0; i < shown; i++) {
         double y = TOP + PAGE_LINE * (double)i;
         double box[4] = {x, y, 14, 12};
-        char *fill = cli_new_text("fill=\"hsl(%d,60%%,72%%)\" stroke=\"#444\" stroke-width=\"0.5\"",
-                                  page_hue((int64_t)i));
+        char *fill = cli_text("fill=\"hsl(%d,60%%,72%%)\" stroke=\"#444\" stroke-width=\"0.5\"",
+                              page_hue((int64_t)i));
         char *name = page_shorten(files->list[i].name, MOST_NAME);
         page_print_rect(out, box, fill, files->list[i].name);
         page_print_text(out, x + 22, y + 11, "", "%s", name);
         page_print_text(out, x + 30 + page_text_width(name), y + 11, "opacity=\"0.7\"", "%s",
                         cli_size_text(files->list[i].nbytes));
-        free(fill);
-        free(name);
     }
     if (shown < files->n)
         page_print_text(out, x + 22, TOP + PAGE_LINE * (double)shown + 11, "", "... and %zu more",
@@ -109,23 +102,19 @@ static void print_tensor_svg(FILE *out, const void *context)
     const rsd_tensor_info *info = &page->info;
     size_t nlines = page->files.n < MOST_LEGEND ? page->files.n : MOST_LEGEND + 1;
     double legend = TOP + PAGE_LINE * (double)nlines, bottom = TOP + page->height + 48;
-    char *name = page_shorten(info->name, 110);
     int width = LEFT + WIDTH + 32;
     for (size_t i = 0; i < page->files.n && i < MOST_LEGEND; i++) {
-        char *file = page_shorten(page->files.list[i].name, MOST_NAME);
+        const char *file = page_shorten(page->files.list[i].name, MOST_NAME);
         int needed = LEFT + WIDTH + 130 + page_text_width(file);
         width = needed > width ? needed : width;
-        free(file);
     }
-    page_start_svg(out, width, (int)((legend > bottom ? legend : bottom) + 16), name);
-    free(name);
-    char *path = page_shorten(page->path, 80);
+    page_start_svg(out, width, (int)((legend > bottom ? legend : bottom) + 16),
+                   page_shorten(info->name, 110));
     page_print_text(out, 16, 44, "", "%s, %s in %lld box%s of %zu file%s of %s",
                     cli_tensor_text(info->dtype, info->ndim, info->shape),
                     cli_size_text(info->nbytes), (long long)info->nboxes,
                     info->nboxes == 1 ? "" : "es", page->files.n, page->files.n == 1 ? "" : "s",
-                    path);
-    free(path);
+                    page_shorten(page->path, 80));
     if (info->ndim > 2)
         page_print_text(out, 16, 44 + PAGE_LINE, "opacity=\"0.7\"",
                         "dims %d and %d of %d are shown; boxes that differ in others lie on each "
@@ -150,12 +139,10 @@ static void print_box_table(FILE *out, const void *context)
     for (int64_t i = 0; i < page->info.nboxes && i < MOST_PARTS; i++) {
         rsd_extent stored = input_extent(page->files.checkpoint, page->tensor, i);
         const char *file = rsd_checkpoint_file(page->files.checkpoint, stored.file);
-        char *where = cli_new_box_text(&stored.box);
-        fprintf(out, "<tr><td>%s</td><td class=\"text\">", where);
+        fprintf(out, "<tr><td>%s</td><td class=\"text\">", cli_box_text(&stored.box));
         page_print_xml(out, file ? cli_plain_text(file) : "no file");
         fprintf(out, "</td><td>%llu</td><td>%s</td></tr>\n", (unsigned long long)stored.offset,
                 cli_size_text((int64_t)stored.nbytes));
-        free(where);
     }
     fputs("</table>\n", out);
 }
@@ -175,7 +162,7 @@ void page_write_boxes(const struct page_paths *paths, const char *checkpoint_pat
                   : page.height > MOST_HEIGHT ? MOST_HEIGHT
                                               : page.height;
     draw_list_files(&page.files, checkpoint, tensor);
-    page_write(paths, &(struct page_content){.title = cli_new_text("%s", page.info.name),
+    page_write(paths, &(struct page_content){.title = page.info.name,
                                              .svg = print_tensor_svg,
                                              .table = print_box_table,
                                              .context = &page});
@@ -228,11 +215,11 @@ static size_t find_name_group(struct checkpoint_page *page, const char *name)
         if (strlen(page->groups[i].name) == n && strncmp(page->groups[i].name, name, n) == 0)
             return i;
     if (page->ngroups < MOST_GROUPS) {
-        page->groups[page->ngroups].name = cli_new_text("%.*s", (int)n, name);
+        page->groups[page->ngroups].name = cli_text("%.*s", (int)n, name);
         return page->ngroups++;
     }
     if (page->ngroups == MOST_GROUPS)
-        page->groups[page->ngroups++].name = cli_new_text("other names");
+        page->groups[page->ngroups++].name = cli_text("other names");
     return MOST_GROUPS;
 }
 
@@ -268,17 +255,13 @@ static void print_bar_parts(FILE *out, struct checkpoint_page *page, double x, d
             at[bar] += box[2];
             if (bar >= MOST_BARS)
                 continue;
-            char *where = cli_new_box_text(&stored.box);
-            char *text = cli_new_text("%s %s of %s, %s", info.name, where,
-                                      cli_tensor_text(info.dtype, info.ndim, info.shape),
-                                      cli_size_text((int64_t)stored.nbytes));
-            char *fill = cli_new_text("fill=\"hsl(%d,60%%,68%%)\" stroke=\"#fff\" "
-                                      "stroke-width=\"%.1f\"",
-                                      page_hue((int64_t)group), box[2] > 3 ? 0.5 : 0.0);
+            char *text = cli_text("%s %s of %s, %s", info.name, cli_box_text(&stored.box),
+                                  cli_tensor_text(info.dtype, info.ndim, info.shape),
+                                  cli_size_text((int64_t)stored.nbytes));
+            char *fill = cli_text("fill=\"hsl(%d,60%%,68%%)\" stroke=\"#fff\" "
+                                  "stroke-width=\"%.1f\"",
+                                  page_hue((int64_t)group), box[2] > 3 ? 0.5 : 0.0);
             page_print_rect(out, box, fill, text);
-            free(where);
-            free(text);
-            free(fill);
         }
     }
     free(at);
@@ -290,12 +273,11 @@ static void print_whole_bars(FILE *out, const struct checkpoint_page *page, doub
     for (size_t i = 0; i < page->files.n && i < MOST_BARS; i++) {
         double box[4] = {x, TOP + 24 + BAR * (double)i, scale * (double)page->files.list[i].nbytes,
                          BAR - 4};
-        char *text = cli_new_text("%s: %lld boxes, %s", page->files.list[i].name,
-                                  (long long)page->files.list[i].nboxes,
-                                  cli_size_text(page->files.list[i].nbytes));
+        char *text = cli_text("%s: %lld boxes, %s", page->files.list[i].name,
+                              (long long)page->files.list[i].nboxes,
+                              cli_size_text(page->files.list[i].nbytes));
         page_print_rect(out, box, "fill=\"hsl(210,60%,68%)\" stroke=\"#fff\" stroke-width=\"0.5\"",
                         text);
-        free(text);
     }
 }
 
@@ -304,18 +286,15 @@ static void print_group_legend(FILE *out, const struct checkpoint_page *page)
     double x = 16;
     for (size_t i = 0; i < page->ngroups; i++) {
         char *name = page_shorten(page->groups[i].name, 28);
-        char *text = cli_new_text(
-            "%s: %lld tensor%s, %s", name, (long long)page->groups[i].ntensors,
-            page->groups[i].ntensors == 1 ? "" : "s", cli_size_text(page->groups[i].nbytes));
+        char *text = cli_text("%s: %lld tensor%s, %s", name, (long long)page->groups[i].ntensors,
+                              page->groups[i].ntensors == 1 ? "" : "s",
+                              cli_size_text(page->groups[i].nbytes));
         size_t line = i / 3, column = i % 3;
         double box[4] = {16 + 300 * (double)column, 56 + PAGE_LINE * (double)line, 14, 12};
-        char *fill = cli_new_text("fill=\"hsl(%d,60%%,68%%)\"", page_hue((int64_t)i));
+        char *fill = cli_text("fill=\"hsl(%d,60%%,68%%)\"", page_hue((int64_t)i));
         x = box[0];
         page_print_rect(out, box, fill, NULL);
         page_print_text(out, x + 20, box[1] + 11, "", "%s", text);
-        free(name);
-        free(text);
-        free(fill);
     }
 }
 
@@ -326,17 +305,13 @@ static void print_checkpoint_svg(FILE *out, const void *context)
     int64_t most = 1;
     int widest = 40;
     for (size_t i = 0; i < shown; i++) {
-        char *name = page_shorten(page.files.list[i].name, MOST_NAME);
-        int width = page_text_width(name);
+        int width = page_text_width(page_shorten(page.files.list[i].name, MOST_NAME));
         widest = width > widest ? width : widest;
         most = page.files.list[i].nbytes > most ? page.files.list[i].nbytes : most;
-        free(name);
     }
     double x = 24 + widest, bottom = TOP + 24 + BAR * (double)shown;
     bool parts = page.nboxes <= MOST_PARTS;
-    char *name = page_shorten(page.path, 110);
-    page_start_svg(out, (int)x + WIDTH + 100, (int)bottom + 64, name);
-    free(name);
+    page_start_svg(out, (int)x + WIDTH + 100, (int)bottom + 64, page_shorten(page.path, 110));
     page_print_text(out, 16, 44, "", "%s, %lld tensor%s of %s in %zu file%s with %s",
                     rsd_format_name(rsd_checkpoint_format(page.checkpoint)),
                     (long long)rsd_checkpoint_ntensors(page.checkpoint),
@@ -348,11 +323,10 @@ static void print_checkpoint_svg(FILE *out, const void *context)
     double scale = WIDTH / (double)most;
     for (size_t i = 0; i < shown; i++) {
         double y = TOP + 24 + BAR * (double)i + 14;
-        char *file = page_shorten(page.files.list[i].name, MOST_NAME);
-        page_print_text(out, x - 8, y, "text-anchor=\"end\"", "%s", file);
+        page_print_text(out, x - 8, y, "text-anchor=\"end\"", "%s",
+                        page_shorten(page.files.list[i].name, MOST_NAME));
         page_print_text(out, x + scale * (double)page.files.list[i].nbytes + 8, y,
                         "opacity=\"0.7\"", "%s", cli_size_text(page.files.list[i].nbytes));
-        free(file);
     }
     if (parts)
         print_bar_parts(out, &page, x, scale);
@@ -391,11 +365,9 @@ void page_write_checkpoint(const struct page_paths *paths, const char *checkpoin
     struct checkpoint_page page = {.path = checkpoint_path, .checkpoint = checkpoint};
     draw_list_files(&page.files, checkpoint, -1);
     group_names(&page);
-    page_write(paths, &(struct page_content){.title = cli_new_text("%s", page.path),
+    page_write(paths, &(struct page_content){.title = page.path,
                                              .svg = print_checkpoint_svg,
                                              .table = print_tensor_table,
                                              .context = &page});
-    for (size_t i = 0; i < page.ngroups; i++)
-        free(page.groups[i].name);
     draw_drop_files(&page.files);
 }

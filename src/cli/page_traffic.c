@@ -21,15 +21,15 @@ struct traffic_page {
     double square, left; /* the side of a square, and where the first column begins */
 };
 
-/* Returns what a row or column stands for. The caller frees it. */
+/* Returns what a row or column stands for. */
 static char *name_group(const struct file_list *files, int64_t group, int64_t index, int64_t n)
 {
     int64_t first = index * group, last = first + group - 1 < n ? first + group - 1 : n - 1;
     if (files)
         return first == last ? page_shorten(files->list[first].name, MOST_NAME)
-                             : cli_new_text("files %lld-%lld", (long long)first, (long long)last);
-    return first == last ? cli_new_text("%lld", (long long)first)
-                         : cli_new_text("%lld-%lld", (long long)first, (long long)last);
+                             : cli_text("files %lld-%lld", (long long)first, (long long)last);
+    return first == last ? cli_text("%lld", (long long)first)
+                         : cli_text("%lld-%lld", (long long)first, (long long)last);
 }
 
 static char *name_row(const struct traffic *traffic, int64_t row)
@@ -51,10 +51,8 @@ static void measure_traffic(struct traffic_page *page)
     page->square = (double)MOST_SIDE / (double)most;
     page->square = page->square > MOST_SQUARE ? MOST_SQUARE : page->square;
     for (int64_t row = 0; row < traffic->nrows; row++) {
-        char *name = name_row(traffic, row);
-        int width = page_text_width(name);
+        int width = page_text_width(name_row(traffic, row));
         widest = width > widest ? width : widest;
-        free(name);
     }
     int least = page_text_width(page->received) + 16;
     page->left = 48 + widest < least ? least : 48 + widest;
@@ -73,12 +71,12 @@ static void print_traffic_square(FILE *out, const struct traffic_page *page, int
     double box[4] = {page->left + (double)column * page->square, TOP + (double)row * page->square,
                      page->square, page->square};
     char *from = name_row(traffic, row), *to = name_column(traffic, column);
-    char *fill = cli_new_text("fill=\"hsl(%d,%d%%,%d%%)\" stroke=\"#fff\" stroke-width=\"0.5\"",
-                              moved > 0 ? 210 : 130, moved > 0 ? 65 : 40, light);
-    char *text = cli_new_text("%s %s to rank %s: %s %s%s%s%s", page->row_title, from, to,
-                              moved > 0 ? cli_size_text((int64_t)moved) : "nothing", page->sent,
-                              kept > 0 ? ", " : "", kept > 0 ? cli_size_text((int64_t)kept) : "",
-                              kept > 0 ? " stays" : "");
+    char *fill = cli_text("fill=\"hsl(%d,%d%%,%d%%)\" stroke=\"#fff\" stroke-width=\"0.5\"",
+                          moved > 0 ? 210 : 130, moved > 0 ? 65 : 40, light);
+    char *text = cli_text("%s %s to rank %s: %s %s%s%s%s", page->row_title, from, to,
+                          moved > 0 ? cli_size_text((int64_t)moved) : "nothing", page->sent,
+                          kept > 0 ? ", " : "", kept > 0 ? cli_size_text((int64_t)kept) : "",
+                          kept > 0 ? " stays" : "");
     page_print_rect(out, box, fill, text);
     if (page->square >= LEAST_NUMBER_SQUARE)
         page_print_text(out, box[0] + page->square / 2, box[1] + page->square / 2 + 4,
@@ -87,10 +85,6 @@ static void print_traffic_square(FILE *out, const struct traffic_page *page, int
                                    : "class=\"dark\" fill=\"#222\" text-anchor=\"middle\" "
                                      "font-size=\"11\" pointer-events=\"none\"",
                         "%s", cli_size_text((int64_t)(moved > 0 ? moved : kept)));
-    free(from);
-    free(to);
-    free(fill);
-    free(text);
 }
 
 /* Prints names and sums of the rows. Those that would touch each other are left out. */
@@ -106,7 +100,6 @@ static void print_traffic_rows(FILE *out, const struct traffic_page *page)
             sum += traffic->moved[row * traffic->ncolumns + column];
         page_print_text(out, page->left - 8, y, "text-anchor=\"end\"", "%s", name);
         page_print_text(out, right + 8, y, "opacity=\"0.7\"", "%s", cli_size_text((int64_t)sum));
-        free(name);
     }
     page_print_text(out, right + 8, TOP - 8, "opacity=\"0.7\"", "%s", page->sent);
     fprintf(out,
@@ -119,9 +112,8 @@ static void print_traffic_columns(FILE *out, const struct traffic_page *page)
 {
     const struct traffic *traffic = page->traffic;
     double bottom = TOP + page->square * (double)traffic->nrows;
-    char *last = name_column(traffic, traffic->ncolumns - 1);
+    const char *last = name_column(traffic, traffic->ncolumns - 1);
     int64_t step = 1 + (int64_t)((page_text_width(last) + 4) / page->square);
-    free(last);
     for (int64_t column = 0; column < traffic->ncolumns; column++) {
         double x = page->left + ((double)column + 0.5) * page->square, sum = 0;
         char *name = name_column(traffic, column);
@@ -137,7 +129,6 @@ static void print_traffic_columns(FILE *out, const struct traffic_page *page)
                     "<text transform=\"translate(%.1f %.1f) rotate(60)\" opacity=\"0.7\">%s"
                     "</text>\n",
                     x - 4, bottom + 14, cli_size_text((int64_t)sum));
-        free(name);
     }
     page_print_text(out, page->left - 8, bottom + 16, "text-anchor=\"end\" opacity=\"0.7\"", "%s",
                     page->received);
@@ -153,10 +144,8 @@ static void print_traffic_legend(FILE *out, const struct traffic_page *page, dou
     double x = page->left;
     for (int i = 0; i < NSTEPS; i++) {
         double box[4] = {x + i * STEP_WIDTH, y, STEP_WIDTH, 12};
-        char *fill =
-            cli_new_text("fill=\"hsl(210,65%%,%d%%)\"", 88 - (int)(56.0 * (i + 1) / NSTEPS));
+        char *fill = cli_text("fill=\"hsl(210,65%%,%d%%)\"", 88 - (int)(56.0 * (i + 1) / NSTEPS));
         page_print_rect(out, box, fill, NULL);
-        free(fill);
     }
     page_print_text(out, x + NSTEPS * STEP_WIDTH + 8, y + 11, "", "up to %s per square",
                     cli_size_text((int64_t)traffic->most));
@@ -212,7 +201,7 @@ rsd_status page_write_traffic(const struct page_paths *paths, const rsd_plan *pl
         status = rsd_problem_print(rsd_plan_src(plan), rsd_plan_dst(plan), &problem);
     if (!status) {
         char *short_problem = page_shorten(problem, 140);
-        char *line = cli_new_text(
+        char *line = cli_text(
             "%s moved in %lld message%s, %s stays on its rank; the least that any plan moves is %s",
             cli_size_text(totals.nbytes_moved), (long long)totals.nmessages,
             totals.nmessages == 1 ? "" : "s", cli_size_text(totals.nbytes_kept),
@@ -224,11 +213,8 @@ rsd_status page_write_traffic(const struct page_paths *paths, const rsd_plan *pl
                                     .sent = "sent",
                                     .received = "received"};
         measure_traffic(&page);
-        page_write(paths, &(struct page_content){.title = cli_new_text("%s", page.title),
-                                                 .svg = print_traffic_svg,
-                                                 .context = &page});
-        free(short_problem);
-        free(line);
+        page_write(paths, &(struct page_content){
+                              .title = page.title, .svg = print_traffic_svg, .context = &page});
     }
     rsd_free(problem);
     draw_free_traffic(&traffic);
@@ -238,8 +224,7 @@ rsd_status page_write_traffic(const struct page_paths *paths, const rsd_plan *pl
 void page_write_reads(const struct page_paths *paths, const struct traffic *traffic,
                       const char *checkpoint, const char *totals)
 {
-    char *name = page_shorten(checkpoint, 120);
-    char *title = cli_new_text("Bytes that each rank reads of %s", name);
+    char *title = cli_text("Bytes that each rank reads of %s", page_shorten(checkpoint, 120));
     struct traffic_page page = {.traffic = traffic,
                                 .title = title,
                                 .lines = {totals},
@@ -247,9 +232,6 @@ void page_write_reads(const struct page_paths *paths, const struct traffic *traf
                                 .sent = "read",
                                 .received = "read"};
     measure_traffic(&page);
-    page_write(paths, &(struct page_content){.title = cli_new_text("%s", title),
-                                             .svg = print_traffic_svg,
-                                             .context = &page});
-    free(title);
-    free(name);
+    page_write(paths, &(struct page_content){
+                          .title = page.title, .svg = print_traffic_svg, .context = &page});
 }

@@ -140,11 +140,10 @@ void rank_loads_draw(const struct rank_loads *loads, const struct conversion *re
         most = loads->list[i].nmemory > most ? loads->list[i].nmemory : most;
     }
     char *totals =
-        cli_new_text("%lld rank%s read %s of %zu file%s; a rank holds at most %s",
-                     (long long)loads->nranks, loads->nranks == 1 ? "" : "s", cli_size_text(nread),
-                     loads->files.n, loads->files.n == 1 ? "" : "s", cli_size_text(most));
+        cli_text("%lld rank%s read %s of %zu file%s; a rank holds at most %s",
+                 (long long)loads->nranks, loads->nranks == 1 ? "" : "s", cli_size_text(nread),
+                 loads->files.n, loads->files.n == 1 ? "" : "s", cli_size_text(most));
     page_write_reads(&request->pages, &loads->traffic, request->in, totals);
-    free(totals);
 }
 
 void rank_loads_drop(struct rank_loads *loads)

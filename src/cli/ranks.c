@@ -49,7 +49,6 @@ void ranks_end(void)
 {
     if (ranks.error_stream)
         fclose(ranks.error_stream);
-    free(ranks.error);
     ranks.error_stream = NULL;
     ranks.error = NULL;
     ranks.transport = NULL;
@@ -59,8 +58,8 @@ void ranks_end(void)
 void ranks_keep_error(const char *verb, const char *text)
 {
     if (is_silent_rank() && !ranks.error)
-        ranks.error = cli_new_text("reshard%s%s: rank %d: %s", verb ? " " : "", verb ? verb : "",
-                                   (int)ranks.transport->rank, text);
+        ranks.error = cli_text("reshard%s%s: rank %d: %s", verb ? " " : "", verb ? verb : "",
+                               (int)ranks.transport->rank, text);
 }
 
 void ranks_note_lost(rsd_status status)

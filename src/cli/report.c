@@ -111,12 +111,11 @@ static void print_text_report(const struct conversion *request, rsd_format in,
 }
 
 static void print_left_out(const struct conversion *request, const char *what,
-                           struct name_sample *names)
+                           const struct name_sample *names)
 {
     if (names->n)
         cli_note(request->verb, "%lld %s%s left out: %s", (long long)names->n, what,
                  names->n == 1 ? "" : "s", names->names);
-    free(names->names);
 }
 
 /* Notes which tensors --cast did not convert. */
@@ -128,11 +127,8 @@ static void note_not_cast(const struct conversion *request, const rsd_checkpoint
         rsd_tensor_target target = {
             .struct_nbytes = sizeof target, .keep = 1, .dtype = tensor.dtype, .name = tensor.name};
         if (rsd_rules_map(request->rules, &tensor, &target) == RSD_OK && target.keep &&
-            target.dtype != request->cast) {
-            char *name = cli_new_text("%s %s", target.name, rsd_dtype_name(tensor.dtype));
-            name_sample_add(&names, name);
-            free(name);
-        }
+            target.dtype != request->cast)
+            name_sample_add(&names, cli_text("%s %s", target.name, rsd_dtype_name(tensor.dtype)));
         rsd_layout_free(target.layout);
     }
     if (names.n)
@@ -140,7 +136,6 @@ static void note_not_cast(const struct conversion *request, const rsd_checkpoint
                  "%lld tensor%s not cast to %s, since only bf16, f16, f32 and f64 are: %s",
                  (long long)names.n, names.n == 1 ? " was" : "s were",
                  rsd_dtype_name(request->cast), names.names);
-    free(names.names);
 }
 
 static bool is_of_optimizer(const char *name)

@@ -96,10 +96,7 @@ static bool has_entries(const char *path)
 
 static bool has_file(const char *directory, const char *name)
 {
-    char *path = cli_new_text("%s/%s", directory, name);
-    bool found = is_regular_file(path);
-    free(path);
-    return found;
+    return is_regular_file(cli_text("%s/%s", directory, name));
 }
 
 static bool has_config(const char *directory)
@@ -107,39 +104,32 @@ static bool has_config(const char *directory)
     return has_file(directory, "config.json") || has_file(directory, "adapter_config.json");
 }
 
-/* Returns the directory that configs are copied from, which the caller frees. *beside: it is not IN, and only
- * files with known names are taken. */
-static char *find_config_directory(const struct conversion *request, bool *beside)
+/* Returns the directory that configs are copied from. *beside: it is not IN, and only files with known names are
+ * taken. */
+static const char *find_config_directory(const struct conversion *request, bool *beside)
 {
     *beside = false;
     if (request->config_from)
-        return cli_new_text("%s", request->config_from);
-    char *huggingface = cli_new_text("%s/huggingface", request->in);
+        return request->config_from;
+    const char *huggingface = cli_text("%s/huggingface", request->in);
     if (has_entries(huggingface))
         return huggingface;
-    free(huggingface);
     if (has_config(request->in) || urls_is_root(request->in))
-        return cli_new_text("%s", request->in);
-    char *parent = cli_parent_path(request->in);
-    char *beside_huggingface = cli_new_text("%s/huggingface", parent);
-    char *found = has_config(parent)               ? parent
-                  : has_config(beside_huggingface) ? beside_huggingface
-                                                   : NULL;
+        return request->in;
+    const char *parent = cli_parent_path(request->in);
+    const char *beside_huggingface = cli_text("%s/huggingface", parent);
+    const char *found = has_config(parent)               ? parent
+                        : has_config(beside_huggingface) ? beside_huggingface
+                                                         : NULL;
     *beside = found != NULL;
-    if (found != parent)
-        free(parent);
-    if (found != beside_huggingface)
-        free(beside_huggingface);
-    return found ? found : cli_new_text("%s", request->in);
+    return found ? found : request->in;
 }
 
-/* Takes a path over. One that is not a file is left out. */
+/* Adds a path, unless it is not a file. */
 static void add_side_file(struct conversion *request, char *path)
 {
-    if (!is_regular_file(path)) {
-        free(path);
+    if (!is_regular_file(path))
         return;
-    }
     request->side_files = cli_need_memory(
         realloc(request->side_files, (request->nside_files + 1) * sizeof *request->side_files));
     request->side_files[request->nside_files++] = path;
@@ -155,9 +145,9 @@ static void find_megatron_files(struct conversion *request, const rsd_checkpoint
         int n = slash ? (int)(slash + 1 - file) : 0;
         if (strcmp(file + n, ".metadata") != 0)
             continue;
-        add_side_file(request, cli_new_text("%s/%.*scommon.pt", request->in, n, file));
+        add_side_file(request, cli_text("%s/%.*scommon.pt", request->in, n, file));
         if (request->nside_files > 0)
-            add_side_file(request, cli_new_text("%s/%.*smetadata.json", request->in, n, file));
+            add_side_file(request, cli_text("%s/%.*smetadata.json", request->in, n, file));
         return;
     }
 }
@@ -186,7 +176,7 @@ static rsd_status take_side_file(void *context, const char *name)
     bool from = search->request->config_from != NULL;
     if (search->beside ? is_known_side_file(name)
                        : is_side_file(name) || (from && is_model_card(name)))
-        add_side_file(search->request, cli_new_text("%s/%s", search->directory, name));
+        add_side_file(search->request, cli_text("%s/%s", search->directory, name));
     return RSD_OK;
 }
 
@@ -255,34 +245,28 @@ int side_files_find(struct conversion *request, const rsd_checkpoint *in)
                                      : cli_fail(request->verb, EXIT_USAGE,
                                                 "--config-from needs an OUT that is a directory");
     bool beside;
-    char *directory = find_config_directory(request, &beside);
+    const char *directory = find_config_directory(request, &beside);
     int code = list_side_files(request, directory, beside);
-    free(directory);
     return code == GO_ON ? keep_adapter_names(request) : code;
 }
 
 char *side_files_find_config(const struct conversion *request)
 {
     bool beside;
-    char *directory = find_config_directory(request, &beside);
-    char *path = cli_new_text("%s/config.json", directory), *text = NULL;
+    const char *directory = find_config_directory(request, &beside);
+    char *path = cli_text("%s/config.json", directory), *text = NULL;
     rsd_storage *storage;
     int64_t n;
-    free(directory);
-    if (!is_regular_file(path)) {
-        free(path);
+    if (!is_regular_file(path))
         return NULL;
-    }
     if (!urls_is_url(path))
         return path;
     if (!urls_open_storage(path, &storage) &&
         rsd_storage_load(storage, path, MAX_SIDE_NBYTES, &text, &n) == RSD_OK) {
-        char *config = cli_new_text("%s", text + strspn(text, " \t\r\n"));
+        char *config = cli_text("%s", text + strspn(text, " \t\r\n"));
         rsd_free(text);
-        free(path);
         return config;
     }
-    free(path);
     return NULL;
 }
 
@@ -305,7 +289,7 @@ void side_files_note_missing(const struct conversion *request)
 static int open_below(const char *out, const char *inner)
 {
     int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    char *parts = cli_new_text("%s", inner), *save = NULL;
+    char *parts = cli_text("%s", inner), *save = NULL;
     for (char *part = strtok_r(parts, "/", &save); part && fd >= 0;
          part = strtok_r(NULL, "/", &save)) {
         int below = mkdirat(fd, part, 0777) == 0 || errno == EEXIST
@@ -316,7 +300,6 @@ static int open_below(const char *out, const char *inner)
         errno = error;
         fd = below;
     }
-    free(parts);
     return fd;
 }
 
@@ -400,25 +383,22 @@ static int copy_entry(const struct conversion *request, const char *inner, const
 {
     struct stat about;
     int code = EXIT_YES;
-    char *source = cli_new_text("%s%s/%s", request->config_from, inner, name);
+    char *source = cli_text("%s%s/%s", request->config_from, inner, name);
     if (lstat(source, &about) == 0 && S_ISDIR(about.st_mode)) {
-        char *below = cli_new_text("%s/%s", inner, name);
         if (depth < MAX_SIDE_DEPTH)
-            code = copy_directory(request, below, depth + 1);
-        free(below);
+            code = copy_directory(request, cli_text("%s/%s", inner, name), depth + 1);
     } else if (depth > 0 && (is_side_file(name) || is_model_card(name)) &&
                stat(source, &about) == 0 && S_ISREG(about.st_mode) &&
                about.st_size <= MAX_SIDE_NBYTES) {
         code = copy_file(request, source, inner, name);
     }
-    free(source);
     return code;
 }
 
 /* Copies all files of a directory below --config-from but hidden ones, down to a depth. */
 static int copy_directory(const struct conversion *request, const char *inner, int depth)
 {
-    char *from = cli_new_text("%s%s", request->config_from, inner);
+    char *from = cli_text("%s%s", request->config_from, inner);
     DIR *entries = opendir(from);
     int code = EXIT_YES;
     if (!entries)
@@ -428,7 +408,6 @@ static int copy_directory(const struct conversion *request, const char *inner, i
             code = copy_entry(request, inner, entry->d_name, depth);
     if (entries)
         closedir(entries);
-    free(from);
     return code;
 }
 
