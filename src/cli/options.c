@@ -12,7 +12,7 @@ struct option_list {
     const struct cli_option *rows[MOST_OPTIONS];
     struct option names[MOST_OPTIONS + 1]; /* as getopt_long wants them */
     char letters[MOST_OPTIONS + 2];
-    int n;
+    int n, ntaken; /* the verb takes the first ntaken */
 };
 
 static const struct cli_option help_option[] = {
@@ -56,7 +56,7 @@ bool options_take_value(const struct cli_verb *verb, const char *argument)
 static bool has_row(const struct option_list *list, const char *name)
 {
     for (int i = 0; i < list->n; i++)
-        if (strcmp(list->rows[i]->name, name) == 0)
+        if (strcmp(list->names[i].name, name) == 0)
             return true;
     return false;
 }
@@ -86,6 +86,7 @@ static void list_options(struct option_list *list, const struct cli_verb *verb)
     add_option_rows(list, verb, verb->options, true);
     add_option_rows(list, verb, help_option, true);
     add_option_rows(list, verb, urls_options, true);
+    list->ntaken = list->n;
     add_option_rows(list, verb, verb->options, false);
 }
 
@@ -141,9 +142,8 @@ static int fail_unknown_option(const struct cli_verb *verb, const char *argument
     size_t nwords = 0, n = 0;
     char *name = cli_text("%.*s", (int)strcspn(argument + 2, "="), argument + 2);
     const char *several = "";
-    for (int i = 0; i < list->n; i++)
-        if (is_of_verb(list->rows[i], verb))
-            words[nwords++] = list->rows[i]->name;
+    for (int i = 0; i < list->ntaken; i++)
+        words[nwords++] = list->names[i].name;
     words[nwords++] = "version";
     const char *nearest = rsd_nearest_word(name, nwords, words);
     for (size_t i = 0; i < nwords; i++)
@@ -175,13 +175,13 @@ static int fail_refused_option(const struct cli_verb *verb, const struct option_
 
 /* ---- reading ---- */
 
-/* Returns the row that getopt_long has found; NULL: none. */
-static const struct cli_option *find_answer(const struct option_list *list, int answer)
+/* Returns the number of the row that getopt_long has found; -1: none. */
+static int find_answer(const struct option_list *list, int answer)
 {
     for (int i = 0; i < list->n; i++)
         if (answer == FIRST_ANSWER + i || answer == list->rows[i]->letter)
-            return list->rows[i];
-    return NULL;
+            return i;
+    return -1;
 }
 
 /* Stores the option that getopt_long has found, or prints what is wrong with it. Returns GO_ON or an exit code. */
@@ -189,13 +189,14 @@ static int take_answer(const struct cli_verb *verb, const struct option_list *li
                        char **argv, void *request)
 {
     const char *argument = argv[optind - 1 - (optarg && optarg == argv[optind - 1])];
-    const struct cli_option *row = find_answer(list, answer);
+    int found = find_answer(list, answer);
     bool own = find_typed_row(verb->options, argument);
     if (!own && verb->other_use && find_typed_row(verb->other_use->options, argument))
         return cli_fail(verb->name, EXIT_USAGE, "option %s needs %s", argument, verb->other_needs);
-    if (!row)
+    if (found < 0)
         return fail_refused_option(verb, list, answer, argument);
-    if (!is_of_verb(row, verb))
+    const struct cli_option *row = list->rows[found];
+    if (found >= list->ntaken)
         return cli_fail(verb->name, EXIT_USAGE,
                         "option --%s is not valid for '%s'; see reshard %s --help", row->name,
                         verb->name, verb->name);
