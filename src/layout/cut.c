@@ -13,6 +13,7 @@
  *   KIND_below   how many positions before p does coordinate c hold?
  *   KIND_at      which coordinate holds position p, and in which run of consecutive positions?
  *   KIND_of      which run contains entry number `place` of coordinate c's list?
+ * Everywhere, n is the extent of the list that is cut, m the number of coordinates, c one of them, and p a position.
  *
  * Invariants:
  *   (1) Every position belongs to exactly one coordinate, and lists ascend.

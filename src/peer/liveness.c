@@ -36,6 +36,7 @@ static void receive_alive(struct peer *peer, int32_t rank)
                     &check->recvs[rank]);
 }
 
+/* `alive` must stay until the message is sent or cancelled. */
 static void send_alive(struct peer *peer, int32_t rank, const struct alive *alive)
 {
     (void)peer_send(peer, rank, TAG_ALIVE, alive, sizeof *alive,
@@ -154,6 +155,7 @@ static void end_liveness_check(struct peer *peer)
 
 /* ---- late ranks ---- */
 
+/* Whether a rank has entered the current call, as far as this rank can know. */
 static bool has_entered(const struct peer *peer, int32_t rank)
 {
     int32_t index = peer_host_index(peer, rank);
@@ -168,6 +170,7 @@ static bool is_unresponsive(const struct peer *peer, int32_t rank)
     return peer->liveness_check && !peer->liveness_check->waiting[rank];
 }
 
+/* Whether this rank needs something of another one to continue: a message, or its entry into a vote. */
 static bool is_waited_for(const struct peer *peer, int32_t rank, peer_waits_for *waits_for,
                           void *context)
 {
@@ -177,6 +180,7 @@ static bool is_waited_for(const struct peer *peer, int32_t rank, peer_waits_for 
     return !host_has_all(peer) || !has_entered(peer, rank);
 }
 
+/* Returns ETIMEOUT. The error names the rank, its problem, and the tensor that this rank waits for. */
 static rsd_status fail_late_rank(const struct peer *peer, int32_t rank, const char *problem,
                                  peer_waits_for *waits_for, void *context)
 {

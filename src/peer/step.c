@@ -185,6 +185,7 @@ static void check_work(struct step_run *run, double now)
 
 /* ---- messages with one member ---- */
 
+/* Whether this rank is one of those that rank 0 collects. */
 static bool is_member(const struct step_run *run)
 {
     return run->peer.transport.rank > 0;
@@ -211,6 +212,7 @@ static rsd_status send_beat(struct step_run *run, struct member *member, int64_t
     return RSD_OK;
 }
 
+/* Whether a heartbeat or a part of the payload is not sent yet. */
 static bool is_sending(const struct member *member)
 {
     bool unsent = member->last_started && member->out_payload.done < member->out_payload.nbytes;
@@ -319,6 +321,7 @@ static rsd_status fail_as_member(rsd_status status, const struct member *member)
 
 /* ---- all ranks but 0 ---- */
 
+/* Starts to send the last heartbeat of this rank; its payload, or the message of its failure, follows. */
 static rsd_status send_last_beat(struct step_run *run, struct member *lead, double now)
 {
     const struct payload *own = &run->step->own;
@@ -409,6 +412,7 @@ static rsd_status collect_members(struct step_run *run)
     }
 }
 
+/* Whether a member failed with the status and the message of rank 0. */
 static bool same_failure(const struct step_run *run, const struct member *member)
 {
     return member->latest.status == run->status && member->payload.n == strlen(run->message) &&
