@@ -1,10 +1,12 @@
 """Tensors in memory, progress and reports, for all calls on checkpoints."""
 from __future__ import annotations
 
+import contextlib
 import ctypes as C
 import json
+import signal
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
 
 from . import _c, dtypes, memory
 from .carry import AnyPool, Pool, flat_strides, in_order, see_all
@@ -51,6 +53,32 @@ class Report:
         return f"Report({', '.join(f'{name}={value}' for name, value in self.__dict__.items())})"
 
 
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+@contextlib.contextmanager
+def _interrupts(kept: _c.Kept) -> Iterator[None]:
+    """Keeps exceptions of the handler of Ctrl-C. Python runs it when a callback begins, before the callback can catch
+    what the handler raises."""
+    before = signal.getsignal(signal.SIGINT) if _is_main() else None
+    if not callable(before):
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        try:
+            before(number, frame)
+        except BaseException as error:
+            kept.error = kept.error or error
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Call:
     """One call on checkpoints: its rsd_io, and exceptions of its callbacks.
 
@@ -68,16 +96,17 @@ class Call:
         if transport is not None:
             io.transport = C.addressof(transport.table)
         # The main thread is called also without `progress`, since Python handles Ctrl-C between two bytecodes.
-        if progress is not None or threading.current_thread() is threading.main_thread():
-            def report_progress(_: Any, about: Any) -> None:
+        if progress is not None or _is_main():
+            def report_progress(_: Any, about: Any) -> Optional[int]:
                 if progress is not None:
                     progress(about.contents.nbytes_done, about.contents.nbytes_total)
+                return None if self.kept.error is None else _c.ECANCELLED
             io.on_progress = self.kept.callback(_c.OnProgress, report_progress)
         self.io = C.pointer(io)
 
     def run(self, function: Any, *args: Any) -> None:
         """Makes a call. Raises the exception of a callback or the transport, else that of the status."""
-        with self.kept:
+        with self.kept, _interrupts(self.kept):
             if self._transport is None:
                 function(*args)
             else:

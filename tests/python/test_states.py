@@ -5,6 +5,7 @@ import pathlib
 import pickle
 import signal
 import tempfile
+import threading
 import unittest
 from collections import OrderedDict
 
@@ -315,6 +316,15 @@ class States(unittest.TestCase):
             reshard.save(self.path, {"w": big}, pool=1,
                          progress=lambda done, total: signal.raise_signal(signal.SIGINT))
         self.assertFalse(os.path.exists(self.path))
+        # While C works, so that Python handles the signal where the next callback begins.
+        noise = np.random.default_rng(1).random(1 << 23)
+        timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        timer.start()
+        with self.assertRaises(KeyboardInterrupt):
+            reshard.save(self.path, {"w": noise}, pool=1, compress="zstd:19")
+        timer.join()
+        self.assertFalse(os.path.exists(self.path))
+        self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
 
 
 if __name__ == "__main__":
