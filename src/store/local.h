@@ -67,9 +67,6 @@ rsd_status local_fail_errno(void);
 /* Fails unless the file is a regular file with one name. */
 rsd_status local_check_own(const struct stat *found);
 
-/* Opens the directory at a path of n bytes; an empty path is the current directory. */
-rsd_status local_open_directory(const char *path, size_t n, struct store **out);
-
 /* Makes a store of an open directory; the path is for messages. The store owns fd, also on failure. */
 rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct store **out);
 
@@ -155,8 +152,5 @@ rsd_status local_retire_old(const struct local_output *output, int old_fd, int n
 
 /* Finishes what a killed run left between two renames. */
 rsd_status local_recover(const struct local_output *output);
-
-/* Returns how many files a store may have open. */
-size_t local_max_open(void);
 
 #endif

@@ -20,6 +20,8 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
+enum { MIN_OPEN = 2, MAX_OPEN = 200 };
+
 struct local_directory *local_directory_of(struct store *store)
 {
     return (struct local_directory *)(void *)store;
@@ -50,6 +52,15 @@ static bool has_one_writer(int directory_fd)
            system.f_type == XFS_SUPER_MAGIC || system.f_type == BTRFS_SUPER_MAGIC;
 }
 
+/* Returns how many files a store may have open: a quarter of what the process may, for there are others. */
+static size_t count_max_open(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 > MAX_OPEN)
+        return MAX_OPEN;
+    return limit.rlim_cur / 4 < MIN_OPEN ? (size_t)MIN_OPEN : (size_t)(limit.rlim_cur / 4);
+}
+
 rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct store **out)
 {
     struct local_directory *directory = mem_new(1, sizeof *directory);
@@ -61,7 +72,7 @@ rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct stor
         return RSD_ENOMEM;
     }
     directory->fd = fd;
-    directory->max_open = local_max_open();
+    directory->max_open = count_max_open();
     directory->base =
         (struct store){.ops = &local_store, .path = copy, .one_writer = has_one_writer(fd)};
     pthread_mutex_init(&directory->lock, NULL);
@@ -70,7 +81,8 @@ rsd_status local_adopt_directory(int fd, const char *path, size_t n, struct stor
     return RSD_OK;
 }
 
-rsd_status local_open_directory(const char *path, size_t n, struct store **out)
+/* Opens the directory at a path of n bytes; an empty path is the current directory. */
+static rsd_status open_directory(const char *path, size_t n, struct store **out)
 {
     char *copy = slice_copy((struct slice){path, n});
     if (!copy)
@@ -98,10 +110,10 @@ static rsd_status local_open(const char *path, rsd_storage *storage, struct stor
         return fail_in(status, "%s: ", path);
     }
     if (S_ISDIR(found.st_mode))
-        return local_open_directory(path, strlen(path), store);
+        return open_directory(path, strlen(path), store);
     if (!S_ISREG(found.st_mode))
         return fail(RSD_EFORMAT, "%s is neither a regular file nor a directory", path);
-    TRY(local_open_directory(path, slash ? (size_t)(slash - path) + (slash == path) : 0, store));
+    TRY(open_directory(path, slash ? (size_t)(slash - path) + (slash == path) : 0, store));
     local_directory_of(*store)->named = true;
     *file = slash ? slash + 1 : path;
     return RSD_OK;

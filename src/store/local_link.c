@@ -16,7 +16,6 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 /* Opens a name without following any link. Returns -1 and sets errno on failure: ELOOP or ENOTDIR if a part
@@ -111,17 +110,4 @@ int local_open_inside(int directory_fd, const char *name, int flags)
     if (fd >= 0 || (errno != ELOOP && errno != ENOTDIR))
         return fd;
     return open_target(directory_fd, name, flags);
-}
-
-/* ---- limits ---- */
-
-enum { MIN_OPEN = 2, MAX_OPEN = 200 };
-
-/* Returns how many files a store may have open: a quarter of what the process may, for there are others. */
-size_t local_max_open(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 > MAX_OPEN)
-        return MAX_OPEN;
-    return limit.rlim_cur / 4 < MIN_OPEN ? (size_t)MIN_OPEN : (size_t)(limit.rlim_cur / 4);
 }

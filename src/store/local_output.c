@@ -272,6 +272,7 @@ static rsd_status check_path(const struct local_output *output)
 
 /* ---- opening ---- */
 
+/* Opens and locks the file of the caller in the staging directory, if the caller has named one. */
 static rsd_status open_journal(struct local_output *output)
 {
     enum output_mode mode = output->options.mode;
@@ -504,6 +505,7 @@ struct only_file {
     char *name;
 };
 
+/* Called by local_visit. EIO: the staging directory has a second file. */
 static rsd_status find_only_file(void *context, int directory_fd, const char *name)
 {
     struct only_file *only = context;

@@ -15,6 +15,7 @@ struct retirement {
     int new_fd;
 };
 
+/* Called by local_visit: moves an entry that neither belongs to the old checkpoint nor has its name in the new one. */
 static rsd_status move_entry(void *context, int directory_fd, const char *name)
 {
     const struct retirement *retirement = context;

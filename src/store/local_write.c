@@ -14,7 +14,8 @@
 
 enum { FLUSH_NBYTES = 32 << 20 };
 
-/* A file in memory would only have its pages filled twice. */
+/* Reserves space for bytes of a file, but not in memory, where pages would only be filled twice. EIO: too little space
+ * is left. A file system that cannot reserve is not an error. */
 static rsd_status reserve_space(int fd, uint64_t offset, uint64_t nbytes)
 {
     struct statfs system;
