@@ -231,6 +231,7 @@ static rsd_status set_headers(struct http_request *request, const struct curl_li
     return status;
 }
 
+/* Joins the parts of the URL for libcurl, which checks it. */
 static rsd_status set_url(struct http_request *request, const struct curl_library *curl)
 {
     struct text url = {0};

@@ -240,6 +240,7 @@ static void *run_engine(void *context)
 
 /* ---- starting and stopping ---- */
 
+/* Starts an engine with at most so many requests at once, and its thread. */
 static rsd_status start_engine(const rsd_storage *storage, int max_requests,
                                struct http_engine **out)
 {

@@ -33,10 +33,10 @@ static rsd_status set_url_request(struct remote_store *store, const char *name,
     struct text path = {0};
     request->storage = store->storage;
     request->plain = true;
-    TRY(copy_text(store->bucket, strlen(store->bucket), &request->base));
+    TRY(remote_set_text(&request->base, store->bucket));
     if (store->only_path) { /* the user wrote it as it is sent */
-        TRY(copy_text(store->only_path, strlen(store->only_path), &request->path));
-        return copy_text(store->only_query, strlen(store->only_query), &request->query);
+        TRY(remote_set_text(&request->path, store->only_path));
+        return remote_set_text(&request->query, store->only_query);
     }
     text_add(&path, "%s", store->prefix);
     url_add_encoded(&path, name, strlen(name), true);
@@ -99,8 +99,7 @@ static rsd_status open_url(const char *url, rsd_storage *storage, struct store *
     if (!status && is_file)
         status = copy_text(path, npath, &store->only_path);
     if (!status && is_file)
-        status =
-            copy_text(query ? query + 1 : "", query ? strlen(query + 1) : 0, &store->only_query);
+        status = remote_set_text(&store->only_query, query ? query + 1 : "");
     if (status) {
         store_close(&store->base);
         return status;

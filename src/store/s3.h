@@ -114,6 +114,7 @@ rsd_status s3_sync(struct store *store, uint32_t file);
 bool s3_has(struct store *store, uint32_t file, uint64_t offset, uint64_t n);
 rsd_status s3_stat_output(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
 void s3_forget_parts(struct s3_upload *upload);
+uint64_t s3_uploaded_nbytes(const struct s3_upload *upload); /* of the parts that the service has */
 
 /* Learns which parts of an upload of an earlier run are there. ENOENT: the service does not know it. */
 rsd_status s3_adopt_upload(struct s3_upload *upload);

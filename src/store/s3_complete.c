@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+/* Adds a text as XML has it. */
 static void add_escaped(struct text *text, const char *from)
 {
     for (; *from; from++)
@@ -80,22 +81,17 @@ static rsd_status check_composite(const struct s3_upload *upload, const char *st
     return status;
 }
 
-static rsd_status head_object(struct remote_store *remote, const char *key,
-                              struct http_answer *answer)
+/* HEAD of the object that an upload becomes. ENOENT: it does not exist. */
+static rsd_status head_object(const struct s3_upload *upload, struct http_answer *answer)
 {
-    struct http_request request = {.method = "HEAD"};
-    rsd_status status = s3_set_request(remote, key, &request);
-    if (!status)
-        status = http_run(&request);
-    *answer = request.answer;
-    http_request_drop(&request);
-    return status;
+    struct remote_store *remote = upload->output->remote;
+    return remote_head(remote, upload->key + strlen(remote->prefix), answer);
 }
 
 rsd_status s3_find_completed(struct s3_upload *upload)
 {
     struct http_answer answer;
-    TRY(head_object(upload->output->remote, upload->key, &answer));
+    TRY(head_object(upload, &answer));
     if (strcmp(answer.run, upload->output->run) != 0)
         return fail(RSD_ENOENT, "the object is of another run");
     upload->completed = upload->ended = true;
@@ -107,8 +103,8 @@ rsd_status s3_find_completed(struct s3_upload *upload)
 static rsd_status check_object(struct s3_upload *upload)
 {
     struct http_answer answer;
-    TRY(head_object(upload->output->remote, upload->key, &answer));
-    if (!answer.has_length || answer.length != upload->end)
+    TRY(head_object(upload, &answer));
+    if (answer.length != upload->end)
         return fail(RSD_EIO, "the object has %llu bytes, expected %llu",
                     (unsigned long long)answer.length, (unsigned long long)upload->end);
     if (answer.run[0] && strcmp(answer.run, upload->output->run) != 0 && !upload->foreign)

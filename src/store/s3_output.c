@@ -47,7 +47,6 @@ static rsd_status resume_file(struct s3_upload *upload)
 {
     struct s3_output *output = upload->output;
     const struct earlier_upload *one = s3_journal_find(output, upload->key);
-    uint64_t sum = 0;
     if (!one || output->options.mode == OUTPUT_JOIN)
         return RSD_OK;
     upload->nbytes = one->nbytes;
@@ -58,11 +57,10 @@ static rsd_status resume_file(struct s3_upload *upload)
         status = s3_find_completed(upload);
         return status == RSD_ENOENT ? RSD_OK : status;
     }
-    for (size_t i = 0; i < upload->nparts && !status; i++)
-        sum += upload->parts[i] && upload->parts[i]->uploaded ? upload->parts[i]->nbytes : 0;
-    upload->ended = one->ended && sum == one->end;
-    upload->end = upload->ended ? sum : 0;
-    return status;
+    TRY(status);
+    upload->ended = one->ended && s3_uploaded_nbytes(upload) == one->end;
+    upload->end = upload->ended ? one->end : 0;
+    return RSD_OK;
 }
 
 rsd_status s3_prepare_upload(struct s3_output *output, uint32_t file)
@@ -73,6 +71,7 @@ rsd_status s3_prepare_upload(struct s3_output *output, uint32_t file)
     return resume_file(output->files[file]);
 }
 
+/* Prepares one more file: its key is set when it is needed. */
 static rsd_status add_upload(struct store *store)
 {
     struct s3_output *output = output_of(store);
@@ -151,7 +150,8 @@ static rsd_status choose_run(char run[40])
     return RSD_OK;
 }
 
-/* Sets the store and the keys. */
+/* Opens the store that a path names, and sets the keys of the journal and of an output that is one file. Sends nothing.
+ * EINVAL: nothing can be put at the path. */
 static rsd_status set_keys(struct s3_output *output, const char *path)
 {
     const struct output_options *options = &output->options;
@@ -292,6 +292,7 @@ static rsd_status start_output(struct s3_output *output, const char *path)
     return mode == OUTPUT_JOIN ? RSD_OK : open_for_commit(output);
 }
 
+/* Opens an output. An object that is missing is not an input that is, so ENOENT becomes EIO. */
 static rsd_status s3_open_output(const char *path, const struct output_options *options,
                                  struct store_output **out)
 {

@@ -129,7 +129,13 @@ static void note_upload_error(struct s3_upload *upload, rsd_status status, const
     snprintf(upload->error, sizeof upload->error, "%s", message);
 }
 
-/* Called by the engine. */
+/* Fails if a part of the upload has failed; the output is locked. */
+static rsd_status fail_as_upload(const struct s3_upload *upload)
+{
+    return upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
+}
+
+/* Called by the engine: keeps what the service answered, or the error, and frees the bytes of the part. */
 static void finish_part(struct http_request *request)
 {
     struct s3_part *part = request->context;
@@ -331,7 +337,7 @@ static rsd_status write_part(struct s3_upload *upload, uint64_t offset, const ch
     struct s3_part *part = NULL;
     bool start = false;
     pthread_mutex_lock(&output->lock);
-    rsd_status status = upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
+    rsd_status status = fail_as_upload(upload);
     if (!status)
         status = need_part(upload, find_part_index(upload, offset), &part);
     if (!status)
@@ -419,7 +425,7 @@ rsd_status s3_end_file(struct store *store, uint32_t file, uint64_t nbytes)
     pthread_mutex_lock(&output->lock);
     while (upload->nactive > 0)
         pthread_cond_wait(&output->changed, &output->lock);
-    rsd_status status = upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
+    rsd_status status = fail_as_upload(upload);
     if (!status)
         upload->ended = true;
     upload->end = nbytes;
@@ -435,7 +441,7 @@ rsd_status s3_sync(struct store *store, uint32_t file)
     struct s3_upload *upload = upload_of(store, file);
     struct s3_output *output = upload->output;
     pthread_mutex_lock(&output->lock);
-    rsd_status status = upload->status ? fail(upload->status, "%s", upload->error) : RSD_OK;
+    rsd_status status = fail_as_upload(upload);
     pthread_mutex_unlock(&output->lock);
     return status;
 }
@@ -460,16 +466,20 @@ rsd_status s3_stat_output(struct store *store, uint32_t file, uint64_t *nbytes, 
 {
     const struct s3_upload *upload = upload_of(store, file);
     TRY(s3_prepare_upload(upload->output, file));
-    *version = 0;
-    *nbytes = upload->completed ? upload->end : 0;
-    if (upload->completed)
-        return RSD_OK;
-    if (!upload->id)
+    if (!upload->completed && !upload->id)
         return fail(RSD_ENOENT, "no upload of it is known");
+    *version = 0;
+    *nbytes = upload->completed ? upload->end : s3_uploaded_nbytes(upload);
+    return RSD_OK;
+}
+
+uint64_t s3_uploaded_nbytes(const struct s3_upload *upload)
+{
+    uint64_t sum = 0;
     for (size_t i = 0; i < upload->nparts; i++)
         if (upload->parts[i] && upload->parts[i]->uploaded)
-            *nbytes += upload->parts[i]->nbytes;
-    return RSD_OK;
+            sum += upload->parts[i]->nbytes;
+    return sum;
 }
 
 void s3_forget_parts(struct s3_upload *upload)
