@@ -183,6 +183,7 @@ static const struct cli_option conversion_options[] = {
            take_format, 0, OF_CONVERT | OF_PLAN),
     OPTION("mesh", "MESH", "Write for the ranks of MESH: 8, 2x4 or dp=2,tp=4", take_mesh, 0,
            OF_LAYOUTS),
+    OPTION("to", "MESH", NULL, take_mesh, 0, OF_LAYOUTS), /* else it is short for --torch-places */
     OPTION("place", "'RE=PLACES'",
            "Shard tensors whose whole name matches RE: one placement per mesh\n"
            "axis (S(0), S(1), R, colwise, rowwise, S(0;32,8,8)), or the axes\n"
@@ -270,7 +271,10 @@ static int read_conversion_options(int argc, char **argv, struct conversion *req
     if (code != GO_ON)
         return code;
     int least = request->kind == PLAN ? 1 : 2;
-    if (argc - optind < least || argc - optind > 2)
+    if (argc - optind > 2)
+        return cli_fail(verb, EXIT_USAGE, "unexpected argument '%s'; see reshard %s --help",
+                        argv[optind + 2], verb);
+    if (argc - optind < least)
         return cli_fail(verb, EXIT_USAGE, "%s; see reshard %s --help",
                         least == 1 ? "one checkpoint is needed" : "IN and OUT are needed", verb);
     request->in = argv[optind];

@@ -158,6 +158,12 @@ static rsd_status print_plan(const rsd_plan *plan, const struct plan_request *re
     return status;
 }
 
+static int64_t count_ranks(const rsd_layout *src, const rsd_layout *dst)
+{
+    int64_t nsenders = rsd_layout_world(src), nreceivers = rsd_layout_world(dst);
+    return nsenders > nreceivers ? nsenders : nreceivers;
+}
+
 /* Returns EXIT_YES or an exit code. */
 static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long ranks_per_node,
                          rsd_plan **plan)
@@ -165,8 +171,7 @@ static int plan_on_nodes(const rsd_layout *src, const rsd_layout *dst, long long
     rsd_plan_options options = {.struct_nbytes = sizeof options, .cast = 1};
     if (ranks_per_node == 0)
         return cli_fail_status("plan", rsd_plan_new(src, dst, &options, plan));
-    int64_t world = rsd_layout_world(src) > rsd_layout_world(dst) ? rsd_layout_world(src)
-                                                                  : rsd_layout_world(dst);
+    int64_t world = count_ranks(src, dst);
     if (world > MOST_RANKS_ON_NODES)
         return cli_fail("plan", EXIT_USAGE, "--ranks-per-node: %lld ranks exceed the limit of %d",
                         (long long)world, (int)MOST_RANKS_ON_NODES);
@@ -207,7 +212,11 @@ int command_plan(int argc, char **argv)
     if (status)
         return cli_fail_status("plan", status);
     rsd_plan *plan = NULL;
-    code = plan_on_nodes(src, dst, request.ranks_per_node, &plan);
+    if (request.rank >= count_ranks(src, dst))
+        code = cli_fail("plan", EXIT_USAGE, "--rank %lld is not a rank of the layouts, 0 to %lld",
+                        request.rank, (long long)count_ranks(src, dst) - 1);
+    else
+        code = plan_on_nodes(src, dst, request.ranks_per_node, &plan);
     if (!code)
         code = cli_fail_status("plan", print_plan(plan, &request));
     rsd_plan_free(plan);

@@ -197,10 +197,9 @@ static rsd_status print_rule_message(void *context, int32_t is_problem, const ch
 static bool writes_whole_tensors(const struct conversion *request)
 {
     const rsd_convert_options *convert = &request->convert;
-    bool has_shards =
-        convert->format == RSD_FORMAT_DCP || convert->format == RSD_FORMAT_SAFETENSORS;
     return request->kind != MERGE && !request->has_mesh && !convert->max_shard_nbytes &&
-           has_shards && !cli_has_suffix(request->out, ".safetensors");
+           convert->format != RSD_FORMAT_TORCH_SAVE &&
+           !cli_has_suffix(request->out, ".safetensors");
 }
 
 /* Notes that tensors are written whole, and what would shard them. */

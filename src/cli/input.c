@@ -155,6 +155,8 @@ static int open_ranks(const char *verb, const char *path, rsd_open_options optio
 
 int input_open(const char *verb, const char *path, bool quiet, rsd_checkpoint **checkpoint)
 {
+    if (!*path)
+        return cli_fail(verb, EXIT_USAGE, "the path of the checkpoint is empty");
     if (input_heads && !input_options.names && !heads_are_used)
         return cli_fail(verb, EXIT_USAGE,
                         "--heads needs --names, or --preset of convert and split");

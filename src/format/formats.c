@@ -209,6 +209,10 @@ rsd_status format_open(rsd_checkpoint *checkpoint, const char *path,
 rsd_status format_derive_tensors(rsd_checkpoint *checkpoint, const rsd_open_options *options)
 {
     bool megatron = checkpoint->catalog.megatron;
+    if (options->nfrom_rules && !options->from && checkpoint->format->id != RSD_FORMAT_MEGATRON)
+        return fail(RSD_EINVAL,
+                    "from_rules (--from) applies to per-rank files of Megatron, or with "
+                    "a mesh (--from-mesh)");
     if (megatron && (options->unstack || options->vocab_size || options->names))
         return megatron_change_tensors(checkpoint, options);
     if (options->unstack)

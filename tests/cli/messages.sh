@@ -69,3 +69,10 @@ echo "# options for URLs"
 try inspect . --endpoint-url
 try inspect . --no-sign-request=1
 try inspect --region=x -- --region
+echo "# an empty path, as of a variable that is not set"
+try convert '' x
+try diff "$GOLDEN/fsdp2_adamw/ckpt" ''
+echo "# --to is a mesh, and a third argument is named"
+try convert "$GOLDEN/fsdp2_adamw/ckpt" nothing --to dp_shard=6 --preset fsdp --dry-run
+try convert "$GOLDEN/fsdp2_adamw/ckpt" x y
+try merge "$GOLDEN/fsdp2_adamw/ckpt"

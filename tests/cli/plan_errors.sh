@@ -19,6 +19,7 @@ echo "exit $?"
 try plan -x 'f32[8] : 2:S0 -> 4:S0'
 try plan --json=3 'f32[8] : 2:S0 -> 4:S0'
 try plan --rank 3 'f32[8] : 2:S0 -> 4:S0'
+try plan --rank 4 --pieces 'f32[8] : 2:S0 -> 4:S0'
 try plan --pieces --json 'f32[8] : 2:S0 -> 4:S0'
 try plan "$(printf 'f32[8] : 2:S0 \033 4:S0')"
 try plan --pieces --svg x.svg 'f32[8] : 2:S0 -> 4:S0'

@@ -100,6 +100,7 @@ try convert m x --mesh tp=2
 try convert m x --dry-run
 try convert m x --dry-run --only 'norm|extra'
 try plan m --format dcp
+try plan m --format fsdp
 echo "# not where whole tensors are meant, nor where it would not help"
 try convert m x --dry-run -q
 try convert m x.safetensors --dry-run

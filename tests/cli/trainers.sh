@@ -34,6 +34,7 @@ try inspect $GOLDEN/mcore_legacy_tp/ckpt --names mine --heads 2,4
 try inspect $GOLDEN/mcore_legacy_tp/ckpt --names megatron-llama
 try inspect $GOLDEN/mcore_legacy_tp/ckpt --names missing
 try inspect $GOLDEN/ds_z1/ckpt --unstack
+try inspect $GOLDEN/ds_z1/ckpt --from '.*=S(0)'
 try inspect $GOLDEN/ds_z1/ckpt --vocab-size 3
 try convert $GOLDEN/ds_z1/ckpt ranks --format fsdp --mesh 3 --default 'S(0)' --exclude '^optimizer|scale|count' --verify -q
 ls -A ranks
