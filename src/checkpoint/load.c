@@ -219,7 +219,9 @@ rsd_status rsd_load(rsd_checkpoint *checkpoint, int64_t n, const rsd_tensor *ten
     TRY(options_copy("rsd_load_options", options, &loading.options, sizeof loading.options));
     TRY(operation_open(&loading.operation, loading.options.io, report));
     hash_start(&arguments, "load");
-    hash_catalog(&arguments, &checkpoint->catalog); /* each rank has arrays of its own */
+    /* Each rank has arrays of its own. One rank may read n tensors with n calls, which must not take n * n steps. */
+    if (loading.operation.nranks > 1)
+        hash_catalog(&arguments, &checkpoint->catalog);
     rsd_status status = list_load_jobs(&loading, n, tensors);
     status = operation_agree(&loading.operation, status, arguments);
     if (!status)
