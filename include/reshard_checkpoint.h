@@ -558,7 +558,7 @@ rsd_status rsd_rules_check(rsd_rules *rules, rsd_checkpoint *checkpoint,
 /* Lists the presets that fit the tensors that the rules keep, such as "llama-tp, fsdp+llama-tp, fsdp, hsdp, replicate".
  * Of those with -tp, the one that has rules for the most parameters comes first, if it has them for more than half. If a
  * mesh is set, presets for another number of axes are left out. Optimizer state does not count. *names must be freed with
- * rsd_free. Fails as rsd_rules_check does, but problems of tensors are not errors. */
+ * rsd_free. Fails as rsd_rules_check does, but problems of tensors are not errors. Since 0.2. */
 rsd_status rsd_rules_presets(rsd_rules *rules, rsd_checkpoint *checkpoint, char **names);
 
 /* An rsd_map_tensor whose context is the rules. Rules with a mesh or a PART require a call of
