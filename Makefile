@@ -44,7 +44,7 @@ ALL_LDLIBS += -lzstd
 endif
 
 # Whether tools/need.sh may install packages: not for make, make install and single files.
-MAY_INSTALL := $(filter demo test% lint bench% fuzz docs wheel abi-%,$(MAKECMDGOALS))
+MAY_INSTALL := $(filter demo test% lint bench% fuzz% docs wheel abi-%,$(MAKECMDGOALS))
 export MAY_INSTALL
 
 .PHONY: all demo test lint bench fuzz install uninstall clean

@@ -1,8 +1,9 @@
-# A fuzz target is fuzz_NAME.c with its corpus in corpus/NAME. `make fuzz` runs each with libFuzzer;
-# `make test` replays the corpora with gcc's sanitizers. `make fuzz-coverage` prints which branches of the readers the
-# corpora, the hostile and the golden checkpoints of the tests, and what `make fuzz` found before reach.
+# A fuzz target is fuzz_NAME.c with its corpus in corpus/NAME. `make fuzz` runs each with libFuzzer, `make -j4 fuzz` four at
+# a time; `make test` replays the corpora with gcc's sanitizers. `make fuzz-coverage` prints which branches of the readers
+# the corpora, the hostile and the golden checkpoints of the tests, and what `make fuzz` found before reach.
 
 FUZZ_NAMES := $(patsubst fuzz/fuzz_%.c,%,$(sort $(wildcard fuzz/fuzz_*.c)))
+FUZZ_RUNS := $(addprefix fuzz-run-,$(FUZZ_NAMES))
 FUZZ_SECONDS ?= 60
 FUZZ_LINK_checkpoint = $(LINK_faults)
 
@@ -35,8 +36,8 @@ $(BUILD)/coverage/replay_%: $(BUILD)/coverage/obj/fuzz/fuzz_%.o $(BUILD)/coverag
 	@echo "  link  $@"
 	$(Q)clang -fprofile-instr-generate $(FUZZ_LINK_$*) -o $@ $^ $(ALL_LDLIBS) $(LDLIBS)
 
-.PHONY: fuzz fuzz-ready fuzz-coverage
-fuzz-ready:
+.PHONY: fuzz fuzz-ready fuzz-coverage $(FUZZ_RUNS)
+fuzz-ready: $(BUILD)/ready
 	@tools/need.sh clang:clang
 	@tools/need.sh "$$(clang -print-runtime-dir)/libclang_rt.fuzzer-$$(uname -m).a:libclang-rt-14-dev"
 	@python3 fuzz/more_seeds.py $(BUILD)/fuzz/seeds/checkpoint
@@ -44,14 +45,16 @@ fuzz-ready:
 
 fuzz: fuzz-ready
 	@$(MAKE) $(addprefix $(BUILD)/fuzz/fuzz_,$(FUZZ_NAMES))
-	@for name in $(FUZZ_NAMES); do \
-	    mkdir -p $(BUILD)/fuzz/new/$$name $(BUILD)/fuzz/seeds/$$name; \
-	    echo "== $$name"; \
-	    $(BUILD)/fuzz/fuzz_$$name -max_total_time=$(FUZZ_SECONDS) -max_len=$$([ $$name = checkpoint ] && echo 300000 || echo 4000) \
-	        -timeout=120 -rss_limit_mb=4096 -malloc_limit_mb=512 \
-	        -print_final_stats=1 -verbosity=0 -artifact_prefix=$(BUILD)/fuzz/ \
-	        $(BUILD)/fuzz/new/$$name fuzz/corpus/$$name $(BUILD)/fuzz/seeds/$$name || exit 1; \
-	done
+	@$(MAKE) $(FUZZ_RUNS)
+
+FUZZ_LENGTH_checkpoint := 300000
+$(FUZZ_RUNS): fuzz-run-%: $(BUILD)/fuzz/fuzz_%
+	@mkdir -p $(BUILD)/fuzz/new/$* $(BUILD)/fuzz/seeds/$*
+	@echo "== $*"
+	@$< -max_total_time=$(FUZZ_SECONDS) -max_len=$(or $(FUZZ_LENGTH_$*),4000) \
+	    -timeout=120 -rss_limit_mb=4096 -malloc_limit_mb=512 \
+	    -print_final_stats=1 -verbosity=0 -artifact_prefix=$(BUILD)/fuzz/$*- \
+	    $(BUILD)/fuzz/new/$* fuzz/corpus/$* $(BUILD)/fuzz/seeds/$*
 
 # What reads a byte of a file: codecs and formats, but for what only writes.
 READERS := $(filter-out %_write.c src/format/manifest.c src/format/torch_archive.c src/codec/crc.c,$(filter src/codec/%.c src/format/%.c,$(LIB_SRC)))
