@@ -249,17 +249,6 @@ static void put_shard_order(struct bytes *out, const rsd_layout *layout, uint32_
 
 /* ---- tensors ---- */
 
-/* Writes the strides of a dense tensor, in elements. */
-static void put_strides(struct bytes *out, int32_t ndim, const int64_t *shape)
-{
-    int64_t strides[RSD_MAX_DIMS], stride = 1;
-    for (int32_t d = ndim - 1; d >= 0; d--) {
-        strides[d] = stride;
-        stride *= max_i64(shape[d], 1);
-    }
-    saved_put_tuple(out, ndim, strides, NULL);
-}
-
 /* Writes mesh, placements, shape and dtype of a DTensor. */
 static void put_spec(struct dtensor_pickle *pickle, const struct stored_tensor *tensor,
                      const rsd_layout *layout)
@@ -278,7 +267,7 @@ static void put_spec(struct dtensor_pickle *pickle, const struct stored_tensor *
     pickle_write_op(out, "(");
     saved_put_tuple(out, tensor->ndim, layout->shape, NULL);
     pickle_write_op(out, "tR");
-    put_strides(out, tensor->ndim, layout->shape);
+    saved_put_strides(out, tensor->ndim, layout->shape, NULL);
     pickle_write_global(out, "torch", dtype_to_torch(tensor->dtype));
     pickle_write_op(out, "t\x81");
     put_shard_order(out, layout, axes);
@@ -296,7 +285,7 @@ static void put_wrapper(struct bytes *out, const struct stored_tensor *tensor, c
     pickle_write_global(out, module, "DTensor");
     pickle_write_global(out, "torch", dtype_to_torch(tensor->dtype));
     saved_put_tuple(out, tensor->ndim, shape, NULL);
-    put_strides(out, tensor->ndim, shape);
+    saved_put_strides(out, tensor->ndim, shape, NULL);
     pickle_write_int(out, 0);
     pickle_write_global(out, "torch.serialization", "_get_layout");
     pickle_write_op(out, "(");

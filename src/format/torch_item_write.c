@@ -47,15 +47,22 @@ void saved_put_tuple(struct bytes *out, int32_t n, const int64_t *values, uint32
         memoize_value(out, memo);
 }
 
+void saved_put_strides(struct bytes *out, int32_t ndim, const int64_t *shape, uint32_t *memo)
+{
+    int64_t strides[RSD_MAX_DIMS], stride = 1, next;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        strides[d] = stride;
+        if (mul_i64(stride, max_i64(shape[d], 1), &next)) /* else empty: any stride will do */
+            stride = next;
+    }
+    saved_put_tuple(out, ndim, strides, memo);
+}
+
 void saved_put_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                       const int64_t *strides, const char *key, uint32_t *memo)
 {
     const char *storage = dtype_to_storage(dtype);
-    int64_t dense[RSD_MAX_DIMS], stride = 1, volume = box_volume(ndim, shape);
-    for (int32_t d = ndim - 1; d >= 0; d--) {
-        dense[d] = stride;
-        stride *= max_i64(shape[d], 1);
-    }
+    int64_t volume = box_volume(ndim, shape);
     put_global(out, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3", memo);
     pickle_write_op(out, "((");
     put_string(out, "storage", memo);
@@ -69,7 +76,10 @@ void saved_put_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const in
     pickle_write_op(out, "Q");
     pickle_write_int(out, 0);
     saved_put_tuple(out, ndim, shape, memo);
-    saved_put_tuple(out, ndim, strides ? strides : dense, memo);
+    if (strides)
+        saved_put_tuple(out, ndim, strides, memo);
+    else
+        saved_put_strides(out, ndim, shape, memo);
     pickle_write_op(out, "\x89");
     put_global(out, "collections", "OrderedDict", memo);
     pickle_write_op(out, ")R");

@@ -7,10 +7,11 @@
 
 /* ---- torch_item_write.c ---- */
 
-/* Write a tuple of numbers; and the call that makes a tensor of a whole storage. Strides are in elements; NULL:
- * row-major. `memo` counts the entries of a memo, and the opcodes are those of torch.save: every value is stored,
- * and short tuples have no mark. NULL: nothing is stored. */
+/* Write a tuple of numbers; the strides of a row-major tensor; and the call that makes a tensor of a whole storage.
+ * Strides are in elements; NULL: row-major. `memo` counts the entries of a memo, and the opcodes are those of
+ * torch.save: every value is stored, and short tuples have no mark. NULL: nothing is stored. */
 void saved_put_tuple(struct bytes *out, int32_t n, const int64_t *values, uint32_t *memo);
+void saved_put_strides(struct bytes *out, int32_t ndim, const int64_t *shape, uint32_t *memo);
 void saved_put_tensor(struct bytes *out, rsd_dtype dtype, int32_t ndim, const int64_t *shape,
                       const int64_t *strides, const char *key, uint32_t *memo);
 
