@@ -153,6 +153,7 @@ demo: all $(EXAMPLES) $(CPP_EXAMPLE)
 lint:
 	@tools/need.sh git:git g++:g++ clang:clang clang-format:clang-format clang-tidy:clang-tidy \
 	    cppcheck:cppcheck
+	@[ "$(MPI)" = no ] || tools/need.sh $(MPICC):libopenmpi-dev || true
 	@tools/lint.sh
 
 clean:

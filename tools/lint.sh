@@ -12,7 +12,7 @@ if mpi=$(mpicc -showme:incdirs 2>/dev/null); then
     for dir in $mpi; do flags="$flags -isystem $dir"; done
 else
     echo "lint: OpenMPI is not installed; files that include mpi.h are not checked"
-    with_mpi=$(grep -lE '^#include [<"](reshard_)?mpi.h' $checked | paste -sd'|')
+    with_mpi=$( (echo "$checked" | grep /mpi/; grep -lE '^#include [<"](reshard_)?mpi.h' $checked) | paste -sd'|')
     sources=$(echo "$sources" | grep -vxE "$with_mpi")
     checked=$(echo "$checked" | grep -vxE "$with_mpi")
 fi
