@@ -16,6 +16,8 @@ extern "C" {
 
 /* Orders the next runs of an exec in a CUDA stream (a CUstream or cudaStream_t; NULL: the default stream). A run
  * begins after the work that was queued in the stream before it. Without this call the default stream is used.
+ * cudaStreamLegacy and cudaStreamPerThread are streams of the device of the first array on a device, and the second is
+ * that of the thread that calls rsd_exec_run.
  *
  * After this call, rsd_exec_run of an exec in one process returns when its work is queued, and later work of the
  * stream follows it. It still waits if an array lies in pageable memory. rsd_exec_wait always waits. Runs between

@@ -6,6 +6,7 @@
 #include "reshard_cuda.h"
 #include "tap.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -137,6 +138,89 @@ static void in_streams(void)
     gpu_free(ON_GPU, dst);
 }
 
+struct thread_run {
+    rsd_exec *exec;
+    char *src, *dst;
+    bool queues; /* fills src in the stream behind the run, and waits; else leaves the run queued */
+    int device;
+};
+
+enum { THREAD_NBYTES = 1 << 16, THREAD_HANDLE = 2 };
+
+/* Runs an exec in a thread that has no current context. */
+static void *run_in_thread(void *context)
+{
+    const struct thread_run *run = context;
+    const char *src = run->src;
+    char *dst = run->dst;
+    OK(rsd_exec_run(run->exec, (const void *[]){src, src + THREAD_NBYTES / 2},
+                    (void *[]){dst, dst + THREAD_NBYTES / 2}));
+    gpu_use_device(run->device);
+    if (run->queues) {
+        gpu_fill_async(run->src, 0x77, THREAD_NBYTES, (void *)THREAD_HANDLE);
+        gpu_stream_wait((void *)THREAD_HANDLE);
+    }
+    return NULL;
+}
+
+static void run_thread_to_end(struct thread_run *run)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run_in_thread, run))
+        CHECK(false, "pthread_create");
+    else
+        pthread_join(thread, NULL);
+}
+
+/* The handles cudaStreamLegacy and cudaStreamPerThread, with arrays of the last device. */
+static void in_handles(void)
+{
+    rsd_layout *a, *b;
+    rsd_plan *plan;
+    struct thread_run run = {.queues = true, .device = gpu_ndevices() - 1};
+    static unsigned char got[THREAD_NBYTES];
+    gpu_use_device(run.device);
+    char *first = gpu_new(ON_GPU, THREAD_NBYTES), *second = gpu_new(ON_GPU, THREAD_NBYTES);
+    run.dst = gpu_new(ON_GPU, THREAD_NBYTES);
+    OK(rsd_problem_parse("u8[65536] : 2:S0 -> 2:C(0,16)", &a, &b));
+    OK(rsd_plan_new(a, b, NULL, &plan));
+    OK(rsd_bind_threads(plan, NULL, &run.exec));
+    for (uintptr_t handle = 1; handle <= THREAD_HANDLE; handle++) {
+        CASE("runs in the stream of handle %d, in a thread without a context", (int)handle);
+        OK(rsd_exec_set_stream(run.exec, (void *)handle));
+        for (int round = 0; round < 2; round++) {
+            gpu_fill_async(first, 0x10 + round, THREAD_NBYTES, NULL);
+            run.src = first;
+            run_thread_to_end(&run);
+            gpu_stream_wait(NULL);
+            gpu_get(ON_GPU, got, run.dst, THREAD_NBYTES);
+            CHECK(got[0] == 0x10 + round && got[THREAD_NBYTES - 1] == 0x10 + round, "round %d: %d",
+                  round, got[0]);
+        }
+    }
+    CASE("runs of two threads in cudaStreamPerThread are ordered");
+    gpu_fill_async(first, 0x51, THREAD_NBYTES, NULL);
+    gpu_fill_async(second, 0x52, THREAD_NBYTES, NULL);
+    gpu_stream_wait(NULL);
+    run.src = first;
+    run.queues = false;
+    run_thread_to_end(&run);
+    run.src = second;
+    run.queues = true;
+    run_thread_to_end(&run);
+    gpu_stream_wait(NULL);
+    gpu_get(ON_GPU, got, run.dst, THREAD_NBYTES);
+    CHECK(got[0] == 0x52 && got[THREAD_NBYTES - 1] == 0x52, "%d", got[0]);
+    rsd_exec_free(run.exec);
+    rsd_plan_free(plan);
+    rsd_layout_free(a);
+    rsd_layout_free(b);
+    gpu_free(ON_GPU, first);
+    gpu_free(ON_GPU, second);
+    gpu_free(ON_GPU, run.dst);
+    gpu_use_device(0);
+}
+
 /* ---- what cannot work ---- */
 
 static void refused(void)
@@ -196,6 +280,7 @@ int main(int argc, char **argv)
     every_case(&cases);
     every_pair();
     in_streams();
+    in_handles();
     refused();
     return tap_end();
 }

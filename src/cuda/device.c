@@ -157,7 +157,8 @@ rsd_status cuda_open_stream_device(void *stream, int ordinal, struct memory_devi
     const struct driver *cu;
     cu_context context;
     cu_device device;
-    if (!stream)
+    if ((uintptr_t)stream <=
+        CU_STREAM_PER_THREAD) /* of every device, and perhaps none is current */
         return cuda_open_device(ordinal, out);
     TRY(driver_open(&cu));
     CU_TRY(cuStreamGetCtx, stream, &context);

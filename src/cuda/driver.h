@@ -35,6 +35,8 @@ enum {
 };
 
 enum { CU_EVENT_DISABLE_TIMING = 2, CU_STREAM_NON_BLOCKING = 1 };
+/* Handles that mean the default stream and that of the calling thread, in the current context. */
+enum { CU_STREAM_LEGACY = 1, CU_STREAM_PER_THREAD = 2 };
 enum { CU_IPC_LAZY_PEER_ACCESS = 1 };
 
 struct cu_ipc_handle {

@@ -182,7 +182,8 @@ static rsd_status change_stream(struct cuda_queue *queue, cu_stream next)
 rsd_status cuda_queue_use_stream(struct memory_queue *base, void *stream)
 {
     struct cuda_queue *queue = cuda_queue_of(base);
-    if (stream == queue->stream)
+    /* Another thread may have used the handle before, which was another stream then. */
+    if (stream == queue->stream && (uintptr_t)stream != CU_STREAM_PER_THREAD)
         return RSD_OK;
     TRY(device_enter(queue->device));
     rsd_status status = change_stream(queue, stream);

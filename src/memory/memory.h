@@ -314,7 +314,7 @@ struct memory_kind {
     bool (*find_place)(const void *address, struct memory_place *place);
     /* The device of an ordinal, which stays open for the rest of the process. */
     rsd_status (*open_device)(int ordinal, struct memory_device **device);
-    /* The device of a stream of the caller's. NULL: the default stream, of the device of this ordinal. */
+    /* The device of a stream of the caller's. NULL, or a handle that every device has: the device of this ordinal. */
     rsd_status (*open_stream_device)(void *stream, int ordinal, struct memory_device **device);
     /* Lets kernels of a device use a range of memory of this process that lies on a device of the kind.
      * EUNSUPPORTED: they cannot. */

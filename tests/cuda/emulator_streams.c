@@ -178,11 +178,29 @@ static struct stream defaults[NDEVICES] = {{.next = &defaults[1], .device = 0, .
                                            {.device = 2, .is_default = true}};
 static struct stream *streams = defaults;
 
-/* NULL is the default stream of the current context. */
+static struct stream *new_stream(int device, bool blocking)
+{
+    struct stream *made = calloc(1, sizeof *made);
+    if (!made)
+        abort();
+    made->device = device;
+    made->blocking = blocking;
+    made->next = streams->next;
+    streams->next = made;
+    return made;
+}
+
+/* NULL and CU_STREAM_LEGACY are the default stream of the current context, CU_STREAM_PER_THREAD is a stream of the
+ * thread in it. */
 static struct stream *stream_of(cu_stream stream)
 {
+    static _Thread_local struct stream *of_thread[NDEVICES];
     const struct context *context = context_current();
-    return stream ? stream : &defaults[context ? context->device : 0];
+    int device = context ? context->device : 0;
+    if ((uintptr_t)stream == CU_STREAM_PER_THREAD)
+        return of_thread[device] ? of_thread[device]
+                                 : (of_thread[device] = new_stream(device, true));
+    return (uintptr_t)stream > CU_STREAM_LEGACY ? stream : &defaults[device];
 }
 
 static void run_stream(struct stream *stream);
@@ -255,12 +273,7 @@ void streams_run_all(void)
 EXPORT cu_result cuStreamCreate(cu_stream *stream, unsigned flags)
 {
     ENTER_CONTEXT;
-    struct stream *made = calloc(1, sizeof *made);
-    made->device = context ? context->device : 0;
-    made->blocking = !(flags & CU_STREAM_NON_BLOCKING);
-    made->next = streams->next;
-    streams->next = made;
-    *stream = made;
+    *stream = new_stream(context ? context->device : 0, !(flags & CU_STREAM_NON_BLOCKING));
     LEAVE;
 }
 
@@ -277,10 +290,14 @@ EXPORT cu_result cuStreamDestroy_v2(cu_stream stream)
     LEAVE;
 }
 
-EXPORT cu_result cuStreamGetCtx(cu_stream stream, cu_context *context)
+EXPORT cu_result cuStreamGetCtx(cu_stream stream, cu_context *found)
 {
-    *context = context_of(stream_of(stream)->device);
-    return CU_SUCCESS;
+    ENTER;
+    if (!result && (uintptr_t)stream <= CU_STREAM_PER_THREAD && !context_current())
+        result = INVALID_CONTEXT;
+    if (!result)
+        *found = context_of(stream_of(stream)->device);
+    LEAVE;
 }
 
 EXPORT cu_result cuStreamSynchronize(cu_stream stream)
