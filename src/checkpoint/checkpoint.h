@@ -211,8 +211,14 @@ struct writer;
 /* Starts a journal. `source` and `target` are hashes of what is read and written. */
 rsd_status journal_start(struct store_output *dest, const char *source, const char *target);
 
-/* Reads the journals of an earlier run, and marks the files and items of the writer that are complete. EMISMATCH: that
- * run had another source or target. */
+/* Appends the journals of other ranks to that of an earlier run, and returns its lines behind the first three, each with
+ * its end. The caller frees them; NULL: that run was stopped before it wrote three. EMISMATCH: it had another source or
+ * target. EIO: a journal is longer than `limit`. */
+rsd_status journal_load(const struct store_output *dest, const char *source, const char *target,
+                        size_t limit, char **entries, size_t *nchars);
+
+/* Reads the journals of an earlier run, and marks the files and items of the writer that are complete (journal_resume.c).
+ * EMISMATCH: that run had another source or target. */
 rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
                           struct writer *writer);
 

@@ -130,15 +130,23 @@ static rsd_status read_journal(const struct store_output *dest, int fd, char *ou
     return RSD_OK;
 }
 
+static rsd_status fail_too_long(const struct store_output *dest, const char *name, size_t limit)
+{
+    return fail(RSD_EIO,
+                "%s/%s is longer than %zu bytes, the most that a journal of this output has; "
+                "remove this directory to start again",
+                dest->store->path, name, limit);
+}
+
 /* Reads all whole lines of a journal, and returns the length of its file too. */
-static rsd_status read_lines(const struct store_output *dest, int fd, char **text, size_t *n,
-                             size_t *file_nbytes)
+static rsd_status read_lines(const struct store_output *dest, int fd, size_t limit, char **text,
+                             size_t *n, size_t *file_nbytes)
 {
     struct stat about;
     if (fstat(fd, &about) != 0)
         return fail_in_journal(dest);
-    if (about.st_size > INT32_MAX)
-        return fail(RSD_EIO, "%s/%s is too long to be a journal", dest->store->path, JOURNAL_NAME);
+    if ((uint64_t)about.st_size > limit)
+        return fail_too_long(dest, JOURNAL_NAME, limit);
     size_t all = (size_t)about.st_size;
     char *chars = mem_new(all + 1, 1);
     rsd_status status = chars ? read_journal(dest, fd, chars, all) : RSD_ENOMEM;
@@ -156,10 +164,11 @@ static rsd_status read_lines(const struct store_output *dest, int fd, char **tex
 
 /* ---- the journals of other ranks ---- */
 
-typedef rsd_status visit_journal(const struct store_output *dest, const char *name);
+typedef rsd_status visit_journal(const struct store_output *dest, const char *name, size_t limit);
 
 /* Calls a function for the journal of each other rank, and writes the directory to disk. */
-static rsd_status visit_journals(const struct store_output *dest, visit_journal *visit)
+static rsd_status visit_journals(const struct store_output *dest, visit_journal *visit,
+                                 size_t limit)
 {
     static const char prefix[] = JOURNAL_NAME ".";
     if (!dest->store->ops->random_write)
@@ -170,29 +179,32 @@ static rsd_status visit_journals(const struct store_output *dest, visit_journal 
         return fail_in(status, "%s: ", dest->store->path);
     for (size_t i = 0; i < listing.n && !status; i++)
         if (strncmp(listing.entries[i].name, prefix, sizeof prefix - 1) == 0)
-            status = visit(dest, listing.entries[i].name);
+            status = visit(dest, listing.entries[i].name, limit);
     store_listing_drop(&listing);
     return status ? status : store_sync_names(dest->store);
 }
 
-static rsd_status remove_journal(const struct store_output *dest, const char *name)
+static rsd_status remove_journal(const struct store_output *dest, const char *name, size_t limit)
 {
+    (void)limit;
     return store_remove(dest->store, name);
 }
 
 rsd_status journal_clear(const struct store_output *dest)
 {
-    return visit_journals(dest, remove_journal);
+    return visit_journals(dest, remove_journal, 0);
 }
 
 /* Appends the complete lines of the journal of another rank. */
-static rsd_status append_journal(const struct store_output *dest, const char *name)
+static rsd_status append_journal(const struct store_output *dest, const char *name, size_t limit)
 {
     uint32_t file;
     char *text;
     size_t n;
     TRY(store_add_file(dest->store, (struct slice){name, strlen(name)}, &file));
-    rsd_status status = store_load(dest->store, file, INT32_MAX, &text, &n);
+    rsd_status status = store_load(dest->store, file, limit, &text, &n);
+    if (status == RSD_ELIMIT)
+        return fail_too_long(dest, name, limit);
     if (status)
         return store_fail_in(dest->store, file, status);
     while (n > 0 && text[n - 1] != '\n')
@@ -204,11 +216,11 @@ static rsd_status append_journal(const struct store_output *dest, const char *na
 
 /* Cuts the incomplete last line off, and appends the journals of other ranks. They stay until they are in the journal
  * on disk: a run that is stopped in between appends them again, which does no harm. */
-static rsd_status merge_journals(const struct store_output *dest)
+static rsd_status merge_journals(const struct store_output *dest, size_t limit)
 {
     char *text;
     size_t n, file_nbytes, nlines = 0;
-    TRY(read_lines(dest, dest->journal_fd, &text, &n, &file_nbytes));
+    TRY(read_lines(dest, dest->journal_fd, limit, &text, &n, &file_nbytes));
     for (size_t i = 0; i < n; i++)
         nlines += text[i] == '\n';
     mem_free(text);
@@ -217,14 +229,14 @@ static rsd_status merge_journals(const struct store_output *dest)
     if (n < file_nbytes && ftruncate(dest->journal_fd, (off_t)n) != 0)
         return fail_in_journal(dest);
     if (n > 0) {
-        TRY(visit_journals(dest, append_journal));
+        TRY(visit_journals(dest, append_journal, limit));
         if (fsync(dest->journal_fd) != 0)
             return fail_in_journal(dest);
     }
     return journal_clear(dest);
 }
 
-/* ---- resuming ---- */
+/* ---- loading ---- */
 
 /* Checks one of the first three lines. EMISMATCH: the earlier run had other sources or targets. */
 static rsd_status check_line(const struct store_output *dest, const char *line, size_t number,
@@ -245,138 +257,27 @@ static rsd_status check_line(const struct store_output *dest, const char *line, 
                 dest->store->path, changes[number]);
 }
 
-/* Takes the offset and the length of a compressed item or value. Ignores other lines. */
-static void take_extent_line(struct catalog *catalog, const char *line)
-{
-    size_t index;
-    unsigned long long offset, nbytes;
-    struct extent *extent = NULL;
-    if (sscanf(line, "item %zu %llu %llu", &index, &offset, &nbytes) == 3)
-        extent = index < catalog->nextents ? &catalog->extents[index] : NULL;
-    else if (sscanf(line, "value %zu %llu %llu", &index, &offset, &nbytes) == 3)
-        extent = index < catalog->nvalues ? &catalog->values[index].extent : NULL;
-    if (extent) {
-        extent->offset = offset;
-        extent->nbytes = nbytes;
-    }
-}
-
-static void forget_items(struct writer *writer, uint32_t file)
-{
-    for (size_t i = 0; i < writer->manifest->catalog.nextents; i++)
-        if (writer->manifest->catalog.extents[i].file == file)
-            writer->manifest->items[i].done = false;
-}
-
-/* Takes a line of the journal. Ignores a line that is invalid, so that more is written again. */
-static void take_entry(struct writer *writer, const char *line)
-{
-    struct manifest *manifest = writer->manifest;
-    size_t extent;
-    unsigned long file;
-    unsigned long long nbytes;
-    take_extent_line(&manifest->catalog, line);
-    if (sscanf(line, "done %zu", &extent) == 1 && extent < manifest->catalog.nextents) {
-        manifest->items[extent].done = true;
-        writer->files[manifest->catalog.extents[extent].file].noted = true;
-    }
-    if (sscanf(line, "redo %lu", &file) == 1 && file < manifest->nfiles) {
-        writer->files[file].done = false;
-        forget_items(writer, (uint32_t)file);
-    }
-    if (sscanf(line, "file %lu %llu", &file, &nbytes) == 2 && file < manifest->nfiles) {
-        writer->files[file].noted = true;
-        writer->files[file].done = true;
-        writer->files[file].noted_nbytes = nbytes;
-    }
-}
-
-/* Items whose bytes the store has are complete, whatever was noted. What is around them is written anew. */
-static void find_written_items(struct writer *writer, uint32_t file)
-{
-    const struct catalog *catalog = &writer->manifest->catalog;
-    for (size_t i = 0; i < catalog->nextents; i++) {
-        const struct extent *extent = &catalog->extents[i];
-        if (extent->file != file)
-            continue;
-        bool there = store_has(writer->store, file, extent->offset, extent->nbytes);
-        writer->manifest->items[i].done = there;
-        writer->files[file].left -= there;
-    }
-}
-
-/* Continues a file that is not complete, if it is long enough for all of its items that are. */
-static void check_items(struct writer *writer, uint32_t file)
-{
-    const struct catalog *catalog = &writer->manifest->catalog;
-    uint64_t end = 0, nbytes;
-    size_t n = 0;
-    if (!writer->store->ops->random_write) {
-        find_written_items(writer, file);
-        return;
-    }
-    for (size_t i = 0; i < catalog->nextents; i++)
-        if (catalog->extents[i].file == file && writer->manifest->items[i].done) {
-            uint64_t item_end = catalog->extents[i].offset + catalog->extents[i].nbytes;
-            end = item_end > end ? item_end : end;
-            n++;
-        }
-    if (n == 0)
-        return;
-    if (store_stat(writer->store, file, &nbytes, NULL) || nbytes < end) {
-        forget_items(writer, file);
-        return;
-    }
-    writer->files[file].created = true;
-    writer->files[file].left -= n;
-}
-
-/* Checks that a complete file exists, perhaps under its final name. */
-static void check_file(struct writer *writer, uint32_t index)
-{
-    struct writer_file *file = &writer->files[index];
-    struct manifest_file *about = &writer->manifest->files[index];
-    const char *name = store_file_name(writer->store, index);
-    uint64_t nbytes;
-    if (!file->done) {
-        check_items(writer, index);
-        return;
-    }
-    if (store_stat(writer->store, index, &nbytes, NULL) == RSD_ENOENT &&
-        strcmp(name, about->name) != 0)
-        store_rename(writer->store, about->name, name);
-    file->done =
-        store_stat(writer->store, index, &nbytes, NULL) == RSD_OK && nbytes == file->noted_nbytes;
-    if (file->done) {
-        about->nbytes = file->noted_nbytes;
-        return;
-    }
-    /* What a format writes behind the items may be missing. The items were complete. */
-    const struct catalog *catalog = &writer->manifest->catalog;
-    for (size_t i = 0; i < catalog->nextents && !writer->manifest->compress; i++)
-        if (catalog->extents[i].file == index)
-            writer->manifest->items[i].done = true;
-    check_items(writer, index);
-}
-
-rsd_status journal_resume(struct store_output *dest, const char *source, const char *target,
-                          struct writer *writer)
+rsd_status journal_load(const struct store_output *dest, const char *source, const char *target,
+                        size_t limit, char **entries, size_t *nchars)
 {
     char *text, *end;
     size_t n, file_nbytes, number = 0;
-    TRY(merge_journals(dest));
-    TRY(read_lines(dest, dest->journal_fd, &text, &n, &file_nbytes));
+    *entries = NULL;
+    TRY(merge_journals(dest, limit));
+    TRY(read_lines(dest, dest->journal_fd, limit, &text, &n, &file_nbytes));
+    char *line = text;
     rsd_status status = RSD_OK;
-    for (char *line = text; !status && line < text + n; line = end + 1, number++) {
+    for (; !status && number < 3 && line < text + n; line = end + 1, number++) {
         end = memchr(line, '\n', (size_t)(text + n - line)); /* the last line has one */
         *end = '\0';
-        if (number < 3)
-            status = check_line(dest, line, number, source, target);
-        else
-            take_entry(writer, line);
+        status = check_line(dest, line, number, source, target);
+    }
+    if (!status && number == 3) {
+        *nchars = (size_t)(text + n - line);
+        memmove(text, line, *nchars);
+        *entries = text;
+        return RSD_OK;
     }
     mem_free(text);
-    for (uint32_t file = 0; !status && file < writer->manifest->nfiles; file++)
-        check_file(writer, file);
-    return !status && number == 0 ? journal_start(dest, source, target) : status;
+    return status;
 }
