@@ -193,6 +193,8 @@ def views():
     long_key = saved(state(w=tensor(key="0" * 250)), record("archive/data/" + "0" * 200, DATA))
     write("view_storage_long_key.pt", long_key)
     write("view_strides_zero.pt", saved(state(w=tensor(shape=(2**40, 2**40), strides=(0, 0)))))
+    rows = tensor(shape=(5 << 21, 1), strides=(0, 1))
+    write("view_rows_repeated.pt", saved(state(w=tensor(), a=rows, b=rows)))
     write("view_stride_unused.pt", saved(state(w=tensor(shape=(1, 8), strides=(2**62, 1)))))
     write("view_empty_far.pt", saved(state(w=tensor(shape=(0, 2**62), strides=(2**62, 2**62), offset=2**62))))
     write("view_no_storage.pt", saved(state(w=call("torch._utils", "_rebuild_tensor_v2", *[NONE] * 6))))

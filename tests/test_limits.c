@@ -222,6 +222,23 @@ static void memory_of_streams(void)
     folder_remove(in_folder("columns"));
 }
 
+static void loads_of_claims(void)
+{
+    CASE("what a file only claims is not loaded, in one call or in several");
+    const size_t nbytes = (size_t)40 << 20;
+    void *array = malloc(nbytes);
+    rsd_checkpoint *checkpoint;
+    if (!OK(rsd_checkpoint_open("tests/bad/view_rows_repeated.pt", NULL, &checkpoint)))
+        return;
+    OK(rsd_read(checkpoint, "a", NULL, 0, array, nbytes));
+    FAILS(RSD_EFORMAT,
+          "tests/bad/view_rows_repeated.pt: tensors claim 83886112 bytes, in items of 0 bytes, and "
+          "the files have ",
+          rsd_read(checkpoint, "b", NULL, 0, array, nbytes));
+    rsd_checkpoint_close(checkpoint);
+    free(array);
+}
+
 static void value_named_twice(void)
 {
     CASE("of a value that is named twice the last one counts, as in torch");
@@ -268,6 +285,7 @@ int main(void)
     boxes_that_overlap();
     memory_of_buffers();
     memory_of_streams();
+    loads_of_claims();
     value_named_twice();
     hidden_characters();
     folder_remove(folder);

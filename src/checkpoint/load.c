@@ -169,7 +169,10 @@ static rsd_status list_load_jobs(struct loading *loading, int64_t n, const rsd_t
                 break;
         TRY(add_load_job(loading, first, end));
     }
-    return RSD_OK;
+    uint64_t nbytes = 0;
+    for (size_t i = 0; i < loading->jobs.n; i++)
+        nbytes += (uint64_t)loading->jobs.list[i].of;
+    return format_check_loaded(loading->checkpoint, nbytes);
 }
 
 static rsd_status load_open_job(void *context, const struct batch_job *job,

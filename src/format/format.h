@@ -259,8 +259,10 @@ struct rsd_checkpoint {
     const struct format *format;
     struct store *store;
     struct catalog catalog;
-    _Atomic int64_t spare_steps;   /* of the budgets of its values */
-    _Atomic bool values_plausible; /* format_check_values has accepted them */
+    _Atomic int64_t spare_steps;    /* of the budgets of its values */
+    _Atomic bool values_plausible;  /* format_check_values has accepted them */
+    _Atomic uint64_t nbytes_loaded; /* by all calls */
+    _Atomic bool claims_plausible;  /* format_check_claims has accepted them */
     struct item_cache *items;
     struct derivation *derivation; /* of derived tensors; NULL: the catalog is that of the files */
 };
@@ -416,7 +418,11 @@ rsd_status format_fail_without_metadata(const struct store *store,
 
 /* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
  * time out of proportion to the files. */
-rsd_status format_check_claims(const rsd_checkpoint *checkpoint);
+rsd_status format_check_claims(rsd_checkpoint *checkpoint);
+
+/* The same, once all loads together take many bytes. A small part of any tensor can be loaded. */
+rsd_status format_check_loaded(rsd_checkpoint *checkpoint, uint64_t nbytes);
+
 rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
 
 /* ---- derive.c: tensors that consist of regions of stored ones ---- */

@@ -267,11 +267,6 @@ static uint64_t add_claim(uint64_t sum, uint64_t nbytes)
     return sum + nbytes < sum ? UINT64_MAX : sum + nbytes;
 }
 
-static uint64_t claim_limit(uint64_t start, uint64_t stored, uint64_t factor)
-{
-    return stored > (UINT64_MAX - start) / factor ? UINT64_MAX : start + stored * factor;
-}
-
 /* Adds an item. One that several boxes in a row refer to is parsed once or cheaply, and counts once. */
 static void add_item_claim(struct claims *claims, const struct extent *extent,
                            const struct extent **last)
@@ -305,13 +300,21 @@ static void sum_claims(const rsd_checkpoint *checkpoint, const struct extent **l
     }
 }
 
-/* Adds the sizes of all files. *known is false if one cannot be found: that is reported where it is read. */
-static rsd_status sum_stored(const rsd_checkpoint *checkpoint, uint64_t *stored, bool *known)
+/* Returns how many bytes the files must have for a claim. */
+static uint64_t claim_needs(uint64_t claim, uint64_t start, uint64_t factor)
+{
+    return claim <= start ? 0 : (claim - start - 1) / factor + 1;
+}
+
+/* Adds the sizes of files until there are enough, so that few files of a plausible checkpoint are touched. *known is
+ * false if one cannot be found: that is reported where it is read. */
+static rsd_status sum_stored(const rsd_checkpoint *checkpoint, uint64_t enough, uint64_t *stored,
+                             bool *known)
 {
     struct store *store = checkpoint->store;
     *stored = 0;
     *known = true;
-    for (uint32_t file = 0; file < store->names.n && *known; file++) {
+    for (uint32_t file = 0; file < store->names.n && *known && *stored < enough; file++) {
         uint64_t nbytes;
         rsd_status status = store_stat(store, file, &nbytes, NULL);
         if (status == RSD_ENOMEM)
@@ -322,32 +325,56 @@ static rsd_status sum_stored(const rsd_checkpoint *checkpoint, uint64_t *stored,
     return RSD_OK;
 }
 
-rsd_status format_check_claims(const rsd_checkpoint *checkpoint)
+/* Puts the path of the checkpoint in front of the last error. */
+static rsd_status fail_in_checkpoint(const rsd_checkpoint *checkpoint, rsd_status status)
+{
+    const struct store *store = checkpoint->store;
+    return store->names.n == 1 ? store_fail_in(store, 0, status)
+                               : fail_in(status, "%s: ", store->path);
+}
+
+/* Returns how many bytes the files must have for all tensors and items. */
+static uint64_t count_needed(const struct claims *claims)
+{
+    uint64_t boxes = claim_needs(claims->boxes, START_CLAIM, MAX_COPIES);
+    uint64_t compressed = claim_needs(claims->compressed, START_COMPRESSED, MAX_COMPRESSION);
+    uint64_t items = claim_needs(claims->items, START_ITEMS, MAX_ITEM_COPIES);
+    uint64_t most = boxes > compressed ? boxes : compressed;
+    return most > items ? most : items;
+}
+
+rsd_status format_check_claims(rsd_checkpoint *checkpoint)
 {
     struct claims claims = {0};
     bool known;
+    if (atomic_load(&checkpoint->claims_plausible))
+        return RSD_OK;
     const struct extent **last = mem_new(checkpoint->store->names.n, sizeof(struct extent *));
     if (!last)
         return RSD_ENOMEM;
     sum_claims(checkpoint, last, &claims);
     mem_free(last);
     if (claims.tensors > (uint64_t)1 << 62)
-        return fail(RSD_EFORMAT, "%s: tensors claim more than 2^62 bytes", checkpoint->store->path);
-    if (claims.boxes <= START_CLAIM && claims.compressed <= START_COMPRESSED &&
-        claims.items <= START_ITEMS)
-        return RSD_OK; /* as long as nothing is suspicious, no file is touched */
-    TRY(sum_stored(checkpoint, &claims.stored, &known));
-    if (!known ||
-        (claims.boxes <= claim_limit(START_CLAIM, claims.stored, MAX_COPIES) &&
-         claims.compressed <= claim_limit(START_COMPRESSED, claims.stored, MAX_COMPRESSION) &&
-         claims.items <= claim_limit(START_ITEMS, claims.stored, MAX_ITEM_COPIES)))
-        return RSD_OK;
-    return fail(
-        RSD_EFORMAT,
-        "%s: tensors claim %llu bytes, in items of %llu bytes, and the files have %llu; not "
-        "read",
-        checkpoint->store->path, (unsigned long long)add_claim(claims.boxes, claims.compressed),
-        (unsigned long long)claims.items, (unsigned long long)claims.stored);
+        return fail_in_checkpoint(checkpoint,
+                                  fail(RSD_EFORMAT, "tensors claim more than 2^62 bytes"));
+    uint64_t needed = count_needed(&claims);
+    TRY(sum_stored(checkpoint, needed, &claims.stored, &known));
+    if (known && claims.stored < needed)
+        return fail_in_checkpoint(
+            checkpoint,
+            fail(RSD_EFORMAT,
+                 "tensors claim %llu bytes, in items of %llu bytes, and the files have %llu; not "
+                 "read",
+                 (unsigned long long)add_claim(claims.boxes, claims.compressed),
+                 (unsigned long long)claims.items, (unsigned long long)claims.stored));
+    atomic_store(&checkpoint->claims_plausible, true);
+    return RSD_OK;
+}
+
+rsd_status format_check_loaded(rsd_checkpoint *checkpoint, uint64_t nbytes)
+{
+    uint64_t before = atomic_fetch_add(&checkpoint->nbytes_loaded, nbytes);
+    return add_claim(before, nbytes) <= START_CLAIM ? RSD_OK : format_check_claims(checkpoint);
 }
 
 rsd_status format_check_values(rsd_checkpoint *checkpoint)
@@ -360,12 +387,11 @@ rsd_status format_check_values(rsd_checkpoint *checkpoint)
     for (size_t i = 0; i < catalog->nvalues; i++)
         if (catalog->values[i].extent.kind != EXTENT_NONE)
             items = add_claim(items, catalog->values[i].extent.nbytes);
-    if (items > START_ITEMS) {
-        TRY(sum_stored(checkpoint, &stored, &known));
-        if (known && items > claim_limit(START_ITEMS, stored, MAX_ITEM_COPIES))
-            return fail(RSD_EFORMAT, "items of values claim %llu bytes, and the files have %llu",
-                        (unsigned long long)items, (unsigned long long)stored);
-    }
+    uint64_t needed = claim_needs(items, START_ITEMS, MAX_ITEM_COPIES);
+    TRY(sum_stored(checkpoint, needed, &stored, &known));
+    if (known && stored < needed)
+        return fail(RSD_EFORMAT, "items of values claim %llu bytes, and the files have %llu",
+                    (unsigned long long)items, (unsigned long long)stored);
     atomic_store(&checkpoint->values_plausible, true);
     return RSD_OK;
 }
