@@ -200,6 +200,12 @@ bool out_file_open(struct out_file *file, const char *path, bool replace);
 /* The same in a directory, whose descriptor is closed with the file. -1: it could not be opened, and errno says why. */
 bool out_file_open_in(struct out_file *file, int directory_fd, const char *name, bool replace);
 
+/* Returns the text of errno after a failure of these functions. */
+const char *out_file_error(void);
+
+/* Opens a directory, which may not be a link. Returns -1 and sets errno on failure. */
+int out_file_open_directory(const char *path);
+
 /* Closes the file: puts it at its path if it is complete, else removes it. Returns false and sets errno if it is
  * not at its path. */
 bool out_file_close(struct out_file *file, bool complete);

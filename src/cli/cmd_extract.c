@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -171,7 +172,7 @@ static bool needs_slice_extent(const void *context, const rsd_tensor_info *tenso
 
 static int fail_written(const char *path)
 {
-    return cli_fail("extract", EXIT_IO, "%s: %s", path, strerror(errno));
+    return cli_fail("extract", EXIT_IO, "%s: %s", path, out_file_error());
 }
 
 /* Reads a slice. The caller frees its bytes, also after a failure. */
@@ -195,16 +196,26 @@ static bool write_npy_or_bytes(const struct extraction *request, FILE *out,
                                : fwrite(array->bytes, 1, array->nbytes, out) == array->nbytes;
 }
 
+/* Opens a file of a directory; directory_fd is -1 for that of the path. */
+static bool open_slice_file(const struct extraction *request, int directory_fd, const char *path,
+                            struct out_file *file)
+{
+    if (directory_fd < 0)
+        return out_file_open(file, path, request->force);
+    int fd = openat(directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return out_file_open_in(file, fd, strrchr(path, '/') + 1, request->force);
+}
+
 /* Writes one slice to a file of its own; "-" is standard output. */
 static int write_slice_file(const struct extraction *request, const struct tensor_slice *slice,
-                            const char *path)
+                            int directory_fd, const char *path)
 {
     struct npy_array array;
     struct out_file file = {.stream = stdout};
     int code = read_slice(request, slice, &array);
     bool to_stdout = strcmp(path, "-") == 0;
     if (!code) {
-        bool fine = to_stdout || out_file_open(&file, path, request->force);
+        bool fine = to_stdout || open_slice_file(request, directory_fd, path, &file);
         fine = fine && write_npy_or_bytes(request, file.stream, &array);
         if (!to_stdout)
             fine = out_file_close(&file, fine);
@@ -249,15 +260,19 @@ static char *make_file_name(const struct extraction *request, const char *name)
     return path;
 }
 
-/* Writes each slice to a file of its own. */
+/* Writes each slice to a file of its own, in one directory, whatever comes to its path meanwhile. */
 static int write_directory(const struct extraction *request)
 {
     int code = EXIT_YES;
     if (mkdir(request->out, 0777) != 0 && !(errno == EEXIST && request->force))
         return fail_written(request->out);
+    int fd = out_file_open_directory(request->out);
+    if (fd < 0)
+        return fail_written(request->out);
     for (size_t i = 0; i < request->n && !code; i++)
-        code = write_slice_file(request, &request->slices[i],
+        code = write_slice_file(request, &request->slices[i], fd,
                                 make_file_name(request, request->slices[i].name));
+    close(fd);
     return code;
 }
 
@@ -289,7 +304,7 @@ static int write_slices(const struct extraction *request)
     if (!to_stdout && check_extract_space(request))
         return EXIT_CANNOT;
     if (!request->many)
-        return write_slice_file(request, &request->slices[0], request->out);
+        return write_slice_file(request, &request->slices[0], -1, request->out);
     return request->npz ? write_archive(request) : write_directory(request);
 }
 

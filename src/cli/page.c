@@ -169,7 +169,7 @@ static void write_page_file(const char *path, bool html, const struct page_conte
         fputs("</body></html>\n", file.stream);
     }
     if (!out_file_close(&file, opened))
-        exit(cli_fail(NULL, EXIT_IO, "%s: %s", path, strerror(errno)));
+        exit(cli_fail(NULL, EXIT_IO, "%s: %s", path, out_file_error()));
 }
 
 void page_write(const struct page_paths *paths, const struct page_content *content)

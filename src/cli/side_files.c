@@ -288,7 +288,7 @@ void side_files_note_missing(const struct conversion *request)
  * Returns -1 and sets errno on failure. */
 static int open_below(const char *out, const char *inner)
 {
-    int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = out_file_open_directory(out);
     char *parts = cli_text("%s", inner), *save = NULL;
     for (char *part = strtok_r(parts, "/", &save); part && fd >= 0;
          part = strtok_r(NULL, "/", &save)) {
@@ -369,9 +369,10 @@ static int copy_file(const struct conversion *request, const char *from, const c
     fine = out_file_close(&file, fine);
     int error = errno;
     fclose(in);
+    errno = error;
     return fine ? EXIT_YES
                 : cli_fail(request->verb, EXIT_IO, "%s%s/%s: %s", request->out, inner, name,
-                           strerror(error));
+                           out_file_error());
 }
 
 static int copy_directory(const struct conversion *request, const char *inner, int depth);

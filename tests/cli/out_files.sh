@@ -32,6 +32,18 @@ echo half > out.svg.reshard-part
 reshard plan "$plan" --no-picture --svg out.svg > /dev/null
 echo "exit $?"
 grep -c '</svg>' out.svg
+start "another process writes it"
+flock_here() { exec 9> out.svg.reshard-part && flock -x 9 && "$@" 9>&-; }
+(flock_here try plan "$plan" --no-picture --svg out.svg 2>&1 | tail -n 2)
+[ -e out.svg ] || echo "not written"
+start "extract to a directory that is a link"
+mkdir victims
+ln -s victims arrays
+try extract --force "$GOLDEN/rows_1d/ckpt" arrays --only .
+try extract --force "$GOLDEN/rows_1d/ckpt" arrays/ --only .
+ls victims
+rmdir victims
+rm arrays
 echo "# extract"
 ln -s "$PWD/victim" w.npy
 try extract "$GOLDEN/rows_1d/ckpt" "$(reshard inspect --json "$GOLDEN/rows_1d/ckpt" | sed -n 's/.*"name": "\([^"]*\)".*/\1/p' | head -n 1)" w.npy 2>&1 | tail -n 2
