@@ -154,6 +154,50 @@ static void marks_that_are_not_ours(void)
     }
 }
 
+static void put_file(const char *path)
+{
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+    CHECK(is_there(path));
+}
+
+static void marks_that_came_with_files(void)
+{
+    CASE("a mark in a checkpoint that is replaced does not say that its files may be removed");
+    static const char *const marks[] = {"out/reshard-retired", "out/reshard-replaced"};
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        rsd_convert_options options = {
+            .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .overwrite = 1};
+        copy_golden(in_folder("out"));
+        put_file(in_folder("out/README"));
+        put_file(in_folder(marks[i]));
+        FAILS(RSD_EEXIST, "was not created by reshard", convert(in_folder("out"), &options));
+        CHECK(is_there(in_folder("out/README")) && !is_there(in_folder("out.reshard-part")));
+        unlink(in_folder(marks[i]));
+        OK(convert(in_folder("out"), &options));
+        CHECK(is_there(in_folder("out/README")));
+        folder_remove(in_folder("out"));
+    }
+}
+
+static void directories_of_others(void)
+{
+    CASE("a staging directory of another user in a directory that is open to all is not used");
+    if (geteuid() != 0)
+        return; /* only root can make one */
+    char path[300];
+    snprintf(path, sizeof path, "%s", in_folder("all"));
+    CHECK(mkdir(path, 0777) == 0 && chmod(path, 01777) == 0);
+    static const char *const names[] = {"all/out.reshard-part", "all/out.reshard-old"};
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(mkdir(in_folder(names[i]), 0777) == 0 && chown(in_folder(names[i]), 1, 1) == 0);
+        FAILS(RSD_EEXIST, "was not created by reshard", convert(in_folder("all/out"), NULL));
+        CHECK(chown(in_folder(names[i]), 0, 0) == 0 && rmdir(in_folder(names[i])) == 0);
+    }
+    CHECK(mkdir(in_folder(names[0]), 0777) == 0);
+    OK(convert(in_folder("all/out"), NULL));
+    folder_remove(path);
+}
+
 static void files_with_two_names(void)
 {
     CASE("a data file that is a link or has another name is made anew, and the other one is kept");
@@ -216,6 +260,40 @@ static void swapped_during_the_run(void)
         folder_remove(in_folder("moved"));
         folder_remove(in_folder("out"));
     }
+}
+
+static int swap_output(void *context, const rsd_progress *progress)
+{
+    bool *swapped = context;
+    (void)progress;
+    if (!*swapped) {
+        *swapped = true;
+        CHECK(rename(in_folder("out"), in_folder("moved")) == 0);
+        CHECK(mkdir(in_folder("out"), 0700) == 0);
+        put_file(in_folder("out/precious"));
+    }
+    return 0;
+}
+
+static void output_that_is_swapped(void)
+{
+    CASE("a directory that comes to the path during the run is replaced only if it may be");
+    bool swapped = false;
+    rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                   .format = RSD_FORMAT_DCP,
+                                   .overwrite = 1,
+                                   .io = &(rsd_io){.struct_nbytes = sizeof(rsd_io),
+                                                   .on_progress = swap_output,
+                                                   .context = &swapped}};
+    copy_golden(in_folder("out"));
+    FAILS(RSD_EEXIST, "is not a checkpoint", convert(in_folder("out"), &options));
+    CHECK(swapped && is_there(in_folder("out/precious")) && is_intact(in_folder("moved")));
+    unlink(in_folder("out/precious"));
+    options.resume = 1;
+    OK(convert(in_folder("out"), &options));
+    CHECK(!is_there(in_folder("out.reshard-part")));
+    folder_remove(in_folder("moved"));
+    folder_remove(in_folder("out"));
 }
 
 static int run_again(void *context, const rsd_progress *progress)
@@ -333,8 +411,11 @@ int main(void)
     in_the_way_before();
     of_one_file();
     marks_that_are_not_ours();
+    marks_that_came_with_files();
+    directories_of_others();
     files_with_two_names();
     swapped_during_the_run();
+    output_that_is_swapped();
     two_runs_at_once();
     input_that_changes();
     links_of_inputs();

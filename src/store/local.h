@@ -150,6 +150,10 @@ void local_close_output(struct store_output *output, bool keep);
 rsd_status local_retire_old(const struct local_output *output, int old_fd, int new_fd,
                             const char *name);
 
+/* Opens a directory that this library has made for an output. *fd is -1 if nothing is there. EEXIST: it is a link, not
+ * a directory, or of another user in a directory that is open to all. */
+rsd_status local_open_made(const struct local_output *output, const char *name, int *fd);
+
 /* Finishes what a killed run left between two renames. */
 rsd_status local_recover(const struct local_output *output);
 

@@ -227,26 +227,51 @@ rsd_status local_list_owned(const struct local_output *output, int directory_fd,
 
 /* ---- what is at the path already ---- */
 
-/* Checks that the directory at the path may be replaced: it is empty, or a checkpoint with overwrite set. */
-static rsd_status check_directory(const struct local_output *output)
+/* Checks that a directory has none of the marks that only a staging directory may have. A mark that came with its
+ * files would say that all of them may be removed. */
+static rsd_status check_unmarked(const struct local_output *output, int fd)
+{
+    static const char *const marks[] = {REPLACED_NAME, RETIRED_NAME, COMPLETE_NAME};
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        struct stat found;
+        bool there = fstatat(fd, marks[i], &found, AT_SYMLINK_NOFOLLOW) == 0;
+        bool left = i == 2 && there && S_ISREG(found.st_mode); /* by a run that was killed */
+        if (there && !left)
+            return fail(RSD_EEXIST, "%s/%s was not created by reshard; move it away",
+                        output->base.path, marks[i]);
+    }
+    return RSD_OK;
+}
+
+/* Checks that an open directory at the path may be replaced: it is empty, or a checkpoint with overwrite set. */
+static rsd_status check_replaced(const struct local_output *output, int fd)
 {
     const char *path = output->base.path;
     struct name_list owned = {0};
     bool any = false;
-    int fd = local_open_real(output->parent_fd, local_output_name(output));
-    if (fd < 0)
-        return local_fail_at(path);
     rsd_status status = local_visit(fd, local_note_entry, &any);
     if (status)
-        status = fail_in(status, "%s: ", path);
-    else if (any && !output->options.overwrite)
-        status = fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
-    else if (any && local_list_owned(output, fd, &owned)) /* an empty directory may be replaced */
+        return fail_in(status, "%s: ", path);
+    if (!any)
+        return RSD_OK;
+    if (!output->options.overwrite)
+        return fail(RSD_EEXIST, "%s already exists; set overwrite to replace it", path);
+    if (local_list_owned(output, fd, &owned))
         status = fail(RSD_EEXIST,
                       "%s exists and is not a checkpoint; not replaced. Remove it or choose "
                       "another path",
                       path);
     name_list_drop(&owned);
+    return status ? status : check_unmarked(output, fd);
+}
+
+/* Checks that the directory at the path may be replaced. */
+static rsd_status check_directory(const struct local_output *output)
+{
+    int fd = local_open_real(output->parent_fd, local_output_name(output));
+    if (fd < 0)
+        return local_fail_at(output->base.path);
+    rsd_status status = check_replaced(output, fd);
     close(fd);
     return status;
 }
@@ -303,10 +328,9 @@ static rsd_status make_staging(struct local_output *output)
         made = mkdirat(output->parent_fd, local_staging_name(output), 0777) == 0;
     if (!made && mode != OUTPUT_JOIN && errno != EEXIST)
         return local_fail_at(output->staging);
-    output->staging_fd = local_open_real(output->parent_fd, local_staging_name(output));
+    TRY(local_open_made(output, local_staging_name(output), &output->staging_fd));
     if (output->staging_fd < 0)
-        return errno == ENOTDIR || errno == ELOOP ? local_fail_foreign(output->staging)
-                                                  : local_fail_at(output->staging);
+        return fail(RSD_EIO, "%s was removed by another process", output->staging);
     if (!made && mode == OUTPUT_NEW)
         TRY(local_visit(output->staging_fd, local_note_entry, &any));
     if (any)
@@ -431,6 +455,11 @@ static rsd_status remove_complete_mark(const struct local_output *output)
     return fail(RSD_EIO, "%s/%s: %s", output->base.path, COMPLETE_NAME, strerror(errno));
 }
 
+static rsd_status fail_swapped(const struct local_output *output)
+{
+    return fail(RSD_EIO, "%s was replaced by another process during the run", output->base.path);
+}
+
 /* For file systems that cannot exchange two directories. For a moment nothing is at the path. */
 static rsd_status replace_in_steps(const struct local_output *output, int old_fd)
 {
@@ -440,15 +469,21 @@ static rsd_status replace_in_steps(const struct local_output *output, int old_fd
     if (!old)
         return RSD_ENOMEM;
     rsd_status status = RSD_OK;
+    bool away = false;
     if (local_exists(parent, old))
         status = fail(RSD_EEXIST, "%s%s was not created by reshard; move it away",
                       output->base.path, OLD_SUFFIX);
     else if (renameat(parent, name, parent, old) != 0)
         status = local_fail_at(output->base.path);
-    else if (renameat(parent, staging, parent, name) != 0) {
+    else
+        away = true;
+    if (away && !is_same_file(old_fd, parent, old))
+        status = fail_swapped(output);
+    else if (away && renameat(parent, staging, parent, name) != 0)
         status = local_fail_at(output->staging);
+    if (away && status)
         renameat(parent, old, parent, name);
-    } else
+    else if (away)
         status = local_retire_old(output, old_fd, output->staging_fd, old);
     mem_free(old);
     return status;
@@ -459,12 +494,13 @@ static rsd_status replace_directory(struct local_output *output, int old_fd)
 {
     const char *name = local_output_name(output), *staging = local_staging_name(output);
     int parent = output->parent_fd;
+    TRY(check_replaced(output, old_fd));
     output->moved = true;
     if (renameat2(parent, staging, parent, name, RENAME_EXCHANGE) == 0) {
-        if (!is_same_file(old_fd, parent, staging))
-            return fail(RSD_EIO, "%s was replaced by another process during the run",
-                        output->base.path);
-        return local_retire_old(output, old_fd, output->staging_fd, staging);
+        if (is_same_file(old_fd, parent, staging))
+            return local_retire_old(output, old_fd, output->staging_fd, staging);
+        renameat2(parent, staging, parent, name, RENAME_EXCHANGE);
+        return fail_swapped(output);
     }
     if (errno != EINVAL && errno != ENOSYS)
         return local_fail_at(output->base.path);

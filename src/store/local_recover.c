@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- an old checkpoint ---- */
@@ -37,7 +38,7 @@ static rsd_status move_other_files(const struct local_output *output, int old_fd
         status = local_visit(old_fd, move_entry, &retirement);
     name_list_drop(&retirement.owned);
     TRY(status);
-    int fd = openat(old_fd, RETIRED_NAME, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    int fd = openat(old_fd, RETIRED_NAME, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return fd >= 0 && close(fd) == 0 ? RSD_OK : local_fail_at(RETIRED_NAME);
 }
 
@@ -121,17 +122,33 @@ static rsd_status recover_old(const struct local_output *output, int old_fd, con
                 path, old);
 }
 
-/* Opens a directory that this library may have made. *fd is -1 if nothing is there. */
-static rsd_status open_if_there(const struct local_output *output, const char *name, int *fd)
+/* Says whether a directory was put by another user where everyone may, as in /tmp. That user could change its files
+ * at any time. */
+static bool is_planted(int parent_fd, int fd)
 {
-    *fd = local_open_real(output->parent_fd, name);
-    if (*fd >= 0 || errno == ENOENT)
-        return RSD_OK;
-    int n = (int)output->nparent;
+    struct stat parent, found;
+    if (fstat(parent_fd, &parent) != 0 || fstat(fd, &found) != 0)
+        return true;
+    bool open_to_all = parent.st_mode & S_ISVTX && parent.st_mode & S_IWOTH;
+    return open_to_all && found.st_uid != geteuid() && found.st_uid != parent.st_uid;
+}
+
+rsd_status local_open_made(const struct local_output *output, const char *name, int *out)
+{
+    int n = (int)output->nparent, fd = local_open_real(output->parent_fd, name);
     const char *path = output->base.path;
-    if (errno == ENOTDIR || errno == ELOOP)
+    *out = -1;
+    if (fd < 0 && errno == ENOENT)
+        return RSD_OK;
+    if (fd < 0 && errno != ENOTDIR && errno != ELOOP)
+        return fail(RSD_EIO, "%.*s%s: %s", n, path, name, strerror(errno));
+    if (fd < 0 || is_planted(output->parent_fd, fd)) {
+        if (fd >= 0)
+            close(fd);
         return fail(RSD_EEXIST, "%.*s%s was not created by reshard; move it away", n, path, name);
-    return fail(RSD_EIO, "%.*s%s: %s", n, path, name, strerror(errno));
+    }
+    *out = fd;
+    return RSD_OK;
 }
 
 /* Completes or undoes what a stopped run left. `old` is the name that it moved an old checkpoint to. */
@@ -139,9 +156,9 @@ static rsd_status recover_with(const struct local_output *output, const char *ol
 {
     int old_fd, staging_fd = -1;
     int out_fd = local_open_real(output->parent_fd, local_output_name(output));
-    rsd_status status = open_if_there(output, old, &old_fd);
+    rsd_status status = local_open_made(output, old, &old_fd);
     if (!status)
-        status = open_if_there(output, local_staging_name(output), &staging_fd);
+        status = local_open_made(output, local_staging_name(output), &staging_fd);
     if (!status && old_fd >= 0 && !output->options.one_file) {
         status = recover_old(output, old_fd, old, staging_fd, out_fd);
         if (out_fd < 0) /* the old one may be at its path again */
