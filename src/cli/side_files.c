@@ -104,6 +104,59 @@ static bool has_config(const char *directory)
     return has_file(directory, "config.json") || has_file(directory, "adapter_config.json");
 }
 
+/* ---- links ---- */
+
+/* Returns whether a path is that of a file below a directory, whose path has n bytes. */
+static bool is_path_below(const char *path, const char *directory, size_t n)
+{
+    return strncmp(path, directory, n) == 0 && path[n] == '/';
+}
+
+/* Returns whether a resolved path is in a directory, or a blob of the same cache of Hugging Face:
+ * CACHE/snapshots/REVISION has links to CACHE/blobs. */
+static bool is_inside(const char *path, const char *directory)
+{
+    size_t n = strlen(directory);
+    if (is_path_below(path, directory, n))
+        return true;
+    while (n > 0 && directory[n - 1] != '/')
+        n--;
+    static const char snapshots[] = "/snapshots/", blobs[] = "/blobs";
+    size_t m = sizeof snapshots - 1;
+    if (n <= m || memcmp(directory + n - m, snapshots, m) != 0)
+        return false;
+    return strncmp(path, directory, n - m) == 0 &&
+           is_path_below(path + (n - m), blobs, sizeof blobs - 1);
+}
+
+/* Returns whether a path leads out of a directory, through a link that the user has not allowed. */
+static bool leads_out(const char *path, const char *directory)
+{
+    if (urls_is_url(path) || input_follows_links())
+        return false;
+    char *found = realpath(path, NULL), *above = realpath(directory, NULL);
+    bool out = found && above && !is_inside(found, above);
+    free(found);
+    free(above);
+    return out;
+}
+
+static int fail_outside(const struct conversion *request, const char *path, const char *directory)
+{
+    return cli_fail(request->verb, EXIT_UNREADABLE,
+                    "%s: link leads out of %s; not followed unless links are allowed "
+                    "(--follow-links)",
+                    path, directory);
+}
+
+/* ---- what is copied ---- */
+
+/* Returns whether a directory is the one of verl, below IN or beside it. */
+static bool is_huggingface(const char *directory)
+{
+    return cli_has_suffix(directory, "/huggingface");
+}
+
 /* Returns the directory that configs are copied from. *beside: it is not IN, and only files with known names are
  * taken. */
 static const char *find_config_directory(const struct conversion *request, bool *beside)
@@ -246,6 +299,9 @@ int side_files_find(struct conversion *request, const rsd_checkpoint *in)
                                                 "--config-from needs an OUT that is a directory");
     bool beside;
     const char *directory = find_config_directory(request, &beside);
+    const char *above = cli_parent_path(directory);
+    if (!request->config_from && is_huggingface(directory) && leads_out(directory, above))
+        return fail_outside(request, directory, above);
     int code = list_side_files(request, directory, beside);
     return code == GO_ON ? keep_adapter_names(request) : code;
 }
@@ -259,6 +315,12 @@ char *side_files_find_config(const struct conversion *request)
     int64_t n;
     if (!is_regular_file(path))
         return NULL;
+    if (leads_out(path, is_huggingface(directory) ? cli_parent_path(directory) : directory)) {
+        if (!request->quiet)
+            cli_note(request->verb, "the number of heads is not known: %s leads out of %s", path,
+                     directory);
+        return NULL;
+    }
     if (!urls_is_url(path))
         return path;
     if (!urls_open_storage(path, &storage) &&
@@ -303,41 +365,15 @@ static int open_below(const char *out, const char *inner)
     return fd;
 }
 
-/* Returns whether a path is that of a file below a directory, whose path has n bytes. */
-static bool is_path_below(const char *path, const char *directory, size_t n)
-{
-    return strncmp(path, directory, n) == 0 && path[n] == '/';
-}
-
-/* Returns whether a resolved path is in a directory, or a blob of the same cache of Hugging Face:
- * CACHE/snapshots/REVISION has links to CACHE/blobs. */
-static bool is_inside(const char *path, const char *directory)
-{
-    size_t n = strlen(directory);
-    if (is_path_below(path, directory, n))
-        return true;
-    while (n > 0 && directory[n - 1] != '/')
-        n--;
-    static const char snapshots[] = "/snapshots/", blobs[] = "/blobs";
-    size_t m = sizeof snapshots - 1;
-    if (n <= m || memcmp(directory + n - m, snapshots, m) != 0)
-        return false;
-    return strncmp(path, directory, n - m) == 0 &&
-           is_path_below(path + (n - m), blobs, sizeof blobs - 1);
-}
-
 /* Opens a file of --config-from. A link in it may lead out only if the user allows it. */
 static int open_side_file(const struct conversion *request, const char *path, FILE **file)
 {
-    char *found = realpath(path, NULL), *directory = realpath(request->config_from, NULL);
+    char *found = realpath(path, NULL);
     struct stat about;
     int code = EXIT_YES;
     *file = NULL;
-    if (found && directory && !input_follows_links() && !is_inside(found, directory)) {
-        code = cli_fail(request->verb, EXIT_UNREADABLE,
-                        "%s: link leads out of %s; not followed unless links are allowed "
-                        "(--follow-links)",
-                        path, request->config_from);
+    if (leads_out(path, request->config_from)) {
+        code = fail_outside(request, path, request->config_from);
     } else {
         int fd = found ? open(found, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1;
         bool regular = fd >= 0 && fstat(fd, &about) == 0 && S_ISREG(about.st_mode);
@@ -348,7 +384,6 @@ static int open_side_file(const struct conversion *request, const char *path, FI
             close(fd);
     }
     free(found);
-    free(directory);
     return code;
 }
 

@@ -123,3 +123,15 @@ try merge "$in" x --only '*'
 try merge "$in" x --ver --max-sh 5GB --dry --qui --onl pos
 try merge "$in" x --max
 ls
+echo "# a directory of configs that is a link, and a config that is one"
+mkdir secrets
+echo '{"num_attention_heads": 2}' > secrets/config.json
+cp -r "$GOLDEN/rows_1d/ckpt" linked
+chmod -R u+w linked
+ln -s ../secrets linked/huggingface
+try merge linked linked.out
+try merge linked linked.out --follow-links -q
+ls linked.out
+rm linked/huggingface
+ln -s ../secrets/config.json linked/config.json
+try convert linked linked.dcp --format dcp --mesh 2 --place '.*=S(0)' 2>&1 | grep -v '^read\|^wrote\|^memory'
