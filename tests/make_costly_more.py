@@ -2,10 +2,12 @@
 """Writes more files as make_costly.py does: of trainers, of Orbax, and headers: make_costly_more.py DIRECTORY."""
 
 import json
+import os
 import struct
 
 import bad_orbax
 import bad_trainers
+import make_costly
 from bad_parts import archive, built, chunk, dct, dtensor, glob, index, info, meta, num, pickle, pieces, placed
 from bad_parts import record, safe, saved, size, state, tensor, text, tup, zstd
 from make_costly import dcp, listed, mapped, metadata, put, Memo
@@ -106,6 +108,16 @@ def meshes():
         return listed(first, *(glob("a", "B") + args_again + b"\x81" for _ in range(20000)), again)
 
     torch_file("objects.pt", objects(0))
+
+
+def links():
+    """The file of one rank, which is also that of all others, by links."""
+    n, memo = 2000, Memo()
+    one, again = memo.keep(flat())
+    name = f"links/model_world_size_{n}_rank_"
+    torch_file(f"{name}0.pt", mapped(*(text(f"{i}") + (again if i else one) for i in range(20000))))
+    for rank in range(1, n):
+        os.symlink(os.path.basename(f"{name}0.pt"), os.path.join(make_costly.FOLDER, f"{name}{rank}.pt"))
 
 
 def optimizers():
@@ -280,7 +292,7 @@ def windows():
 
 
 def main():
-    for make in (overlaps, meshes, optimizers, trainers, old_files, joined, numbers, headers, orbax, windows):
+    for make in (overlaps, meshes, links, optimizers, trainers, old_files, joined, numbers, headers, orbax, windows):
         make()
 
 

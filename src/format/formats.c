@@ -316,7 +316,7 @@ static rsd_status sum_stored(const rsd_checkpoint *checkpoint, uint64_t enough, 
     *known = true;
     for (uint32_t file = 0; file < store->names.n && *known && *stored < enough; file++) {
         uint64_t nbytes;
-        rsd_status status = store_stat(store, file, &nbytes, NULL);
+        rsd_status status = store_stat_own(store, file, &nbytes);
         if (status == RSD_ENOMEM)
             return status;
         *known = !status;

@@ -25,7 +25,8 @@ struct local_slot {
 };
 
 struct local_file {
-    bool known; /* its size and version below were read */
+    bool known;    /* its size and version below were read */
+    bool repeated; /* a file that was known before is the same one, under another name */
     uint64_t nbytes;
     int64_t version; /* time of the last change of its bytes, in nanoseconds */
     int64_t changed; /* time of the last change of any kind, which no user can set back */
@@ -47,6 +48,8 @@ struct local_directory {
     pthread_cond_t unpinned;
     struct local_file *files;
     size_t files_capacity;
+    struct name_list identities; /* what tells each file that is read from others */
+    struct string_map known_identities;
     struct open_slot *open; /* so that one of many files is found without a look at all */
     size_t nopen, open_capacity;
     size_t max_open;

@@ -128,6 +128,8 @@ static void local_close(struct store *store)
                 close(directory->files[i].slots[k].fd);
     mem_free(directory->files);
     mem_free(directory->open);
+    string_map_drop(&directory->known_identities);
+    name_list_drop(&directory->identities);
     close(directory->fd);
     pthread_cond_destroy(&directory->unpinned);
     pthread_mutex_destroy(&directory->lock);
@@ -210,8 +212,25 @@ static int64_t in_nanoseconds(struct timespec time)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
+/* Finds out whether a file that is new is another name of one that is known. */
+static rsd_status note_identity(struct local_directory *directory, struct local_file *file,
+                                const struct stat *found)
+{
+    const uint64_t numbers[] = {(uint64_t)found->st_dev, (uint64_t)found->st_ino,
+                                (uint64_t)found->st_size, (uint64_t)in_nanoseconds(found->st_ctim)};
+    struct slice identity = {(const char *)numbers, sizeof numbers};
+    struct name_list *identities = &directory->identities;
+    size_t ignored;
+    file->repeated = string_map_find(&directory->known_identities, identity, &ignored);
+    if (file->repeated)
+        return RSD_OK;
+    TRY(name_list_add(identities, identity));
+    return string_map_add(&directory->known_identities, identities->list[identities->n - 1], 0);
+}
+
 /* Checks that a file is a regular file, and has not changed since it was first opened. */
-static rsd_status check_version(struct local_file *file, const struct stat *found)
+static rsd_status check_version(struct local_directory *directory, struct local_file *file,
+                                const struct stat *found)
 {
     int64_t version = in_nanoseconds(found->st_mtim), changed = in_nanoseconds(found->st_ctim);
     if (!S_ISREG(found->st_mode))
@@ -219,6 +238,8 @@ static rsd_status check_version(struct local_file *file, const struct stat *foun
     if (file->known && (file->nbytes != (uint64_t)found->st_size || file->version != version ||
                         file->changed != changed))
         return fail(RSD_EIO, "file changed while it was read");
+    if (!file->known && !directory->base.writable)
+        TRY(note_identity(directory, file, found));
     file->known = true;
     file->nbytes = (uint64_t)found->st_size;
     file->version = version;
@@ -264,8 +285,8 @@ static rsd_status open_slot(struct local_directory *directory, uint32_t index,
     if (fstat(fd, &found) != 0)
         status = local_fail_errno();
     else
-        status =
-            writable ? local_check_own(&found) : check_version(&directory->files[index], &found);
+        status = writable ? local_check_own(&found)
+                          : check_version(directory, &directory->files[index], &found);
     if (!status && !writable)
         posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     if (status) {
@@ -381,7 +402,7 @@ static rsd_status local_stat(struct store *store, uint32_t index, uint64_t *nbyt
     if (!file->known) {
         status = stat_file(directory, index, &found);
         if (!status)
-            status = check_version(file, &found);
+            status = check_version(directory, file, &found);
     }
     if (!status) {
         *nbytes = file->nbytes;
@@ -389,6 +410,15 @@ static rsd_status local_stat(struct store *store, uint32_t index, uint64_t *nbyt
     }
     pthread_mutex_unlock(&directory->lock);
     return status;
+}
+
+static bool local_repeats(struct store *store, uint32_t index)
+{
+    struct local_directory *directory = local_directory_of(store);
+    pthread_mutex_lock(&directory->lock);
+    bool repeated = directory->files[index].repeated;
+    pthread_mutex_unlock(&directory->lock);
+    return repeated;
 }
 
 /* Reads n bytes. EIO: the file has fewer. */
@@ -418,7 +448,7 @@ static rsd_status check_unchanged(struct store *store, uint32_t index, int fd)
     if (fstat(fd, &found) != 0)
         return local_fail_errno();
     pthread_mutex_lock(&directory->lock);
-    rsd_status status = check_version(&directory->files[index], &found);
+    rsd_status status = check_version(directory, &directory->files[index], &found);
     pthread_mutex_unlock(&directory->lock);
     return status;
 }
@@ -456,6 +486,7 @@ const struct store_ops local_store = {.random_write = true,
                                       .add = local_add,
                                       .list = local_list,
                                       .stat = local_stat,
+                                      .repeats = local_repeats,
                                       .read = local_read,
                                       .read_runs = local_read_runs,
                                       .create = local_create,

@@ -68,6 +68,8 @@ struct store_ops {
     rsd_status (*add)(struct store *store); /* prepares one more file */
     rsd_status (*list)(struct store *store, const char *directory, struct store_listing *out);
     rsd_status (*stat)(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
+    /* Whether a file, whose size was asked for, is another name of one before it. NULL: names are not links. */
+    bool (*repeats)(struct store *store, uint32_t file);
     rsd_status (*read)(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);
     /* NULL: runs are read one by one. */
     rsd_status (*read_runs)(struct store *store, uint32_t file, const struct store_run *runs,
@@ -126,6 +128,10 @@ static inline const char *store_file_name(const struct store *store, uint32_t fi
 /* The size of a file, and a number that is another one when the file has changed. ENOENT: it does not
  * exist. version may be NULL. */
 rsd_status store_stat(struct store *store, uint32_t file, uint64_t *nbytes, int64_t *version);
+
+/* The bytes that a file adds to those of the store. 0: it is a link to a file that was asked for before, or
+ * another name of it. */
+rsd_status store_stat_own(struct store *store, uint32_t file, uint64_t *nbytes);
 
 /* Reads n bytes, all of them. EFORMAT: the file has fewer. EIO: it changed since it was first opened. */
 rsd_status store_read(struct store *store, uint32_t file, uint64_t offset, void *out, size_t n);

@@ -155,6 +155,14 @@ rsd_status store_stat(struct store *store, uint32_t file, uint64_t *nbytes, int6
     return store->ops->stat(store, file, nbytes, version ? version : &ignored);
 }
 
+rsd_status store_stat_own(struct store *store, uint32_t file, uint64_t *nbytes)
+{
+    TRY(store_stat(store, file, nbytes, NULL));
+    if (store->ops->repeats && store->ops->repeats(store, file))
+        *nbytes = 0;
+    return RSD_OK;
+}
+
 rsd_status store_check_bounds(uint64_t offset, uint64_t n, uint64_t nbytes)
 {
     if (offset <= nbytes && n <= nbytes - offset)
@@ -181,7 +189,7 @@ static rsd_status count_file(struct store *store, uint32_t file)
         store->counted[i] = false;
     if (store->counted[file])
         return RSD_OK;
-    TRY(store_stat(store, file, &nbytes, NULL));
+    TRY(store_stat_own(store, file, &nbytes));
     store->counted[file] = true;
     budget_add_file(nbytes);
     return RSD_OK;
