@@ -9,7 +9,7 @@ import bad_orbax
 import bad_trainers
 import make_costly
 from bad_parts import archive, built, chunk, dct, dtensor, glob, index, info, meta, num, pickle, pieces, placed
-from bad_parts import record, safe, saved, size, state, tensor, text, tup, zstd
+from bad_parts import record, safe, saved, size, state, tensor, text, tup, zstd, NONE
 from make_costly import dcp, listed, mapped, metadata, put, Memo
 
 CONTENT = struct.pack("<64i", *range(64))
@@ -91,6 +91,19 @@ def meshes():
 
     rank_files("strided_shards", in_pieces)
 
+    def states(rank):
+        memo, n = Memo(), 4096
+        mesh = built("torch.distributed.device_mesh", "DeviceMesh",
+                     mesh=tensor(shape=(2,), strides=(1,), count=64, cls="IntStorage"))
+        shard = tup(placed("_StridedShard", dim=0, split_factor=n))
+        one, again = memo.keep(dtensor(rank, mesh, shard, tensor(shape=(n,), strides=(0,), count=64), (2 * n,)))
+        of_one = mapped(*(text(f"s{i}") + (again if i else one) for i in range(40000)))
+        return dct((text("state"), mapped(num(0), of_one)), (text("param_groups"), listed()))
+
+    rank_files("strided_states", lambda _: state(w=flat()))
+    for rank in range(2):
+        torch_file(f"strided_states/optim_world_size_2_rank_{rank}.pt", states(rank))
+
     def copies(rank):
         memo = Memo()
         view, again = memo.keep(tensor(shape=(300, 300), strides=((1, 300), (300, 1))[rank], count=90000))
@@ -166,6 +179,9 @@ def trainers():
     long, again = memo.keep(listed(text("\1" * 50000)))
     zero("zero_scalars", model(10000), vectors(mapped(num(0), mapped(
         *(text(f"s{i}") + (again if i else long) for i in range(200))))))
+    memo = Memo()
+    one, again = memo.keep(mapped(*(text("k" * 1500 + f"{i:04}") + NONE for i in range(250))))
+    zero("zero_keys", model(1), vectors(mapped(num(0), one, (num(0) + again) * 60000)))
     memo = Memo()
     one, again = memo.keep(mapped())
     zero("zero_ids", model(1), vectors(mapped(num(70000), one, (num(70000) + again) * 50000),

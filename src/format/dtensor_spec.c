@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { MAX_SPANS = 1 << 20 };
+enum { MAX_SPANS = 1 << 20, SPAN_STEPS = 16 }; /* to find a box and to add it */
 
 static const char DISTRIBUTED[] = "torch.distributed.";
 
@@ -240,7 +240,7 @@ rsd_status rank_tensor_add_boxes(struct rank_tensor *out, const rsd_layout *layo
         if (!mul_i64(nspans, max_i64(cuts_nspans_bound(&layout->cuts[d]), 1), &nspans) ||
             nspans > MAX_SPANS)
             return fail(RSD_ELIMIT, "tensor is cut into more than %d boxes", (int)MAX_SPANS);
-    if (!budget_take((uint64_t)nspans) ||
+    if (!budget_take((uint64_t)nspans * SPAN_STEPS) ||
         !budget_take_memory((uint64_t)nspans * (sizeof *shards + sizeof *out->boxes)))
         return budget_fail();
     TRY(rsd_layout_boxes(layout, (int32_t)position, &shards, &nshards));

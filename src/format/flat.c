@@ -9,18 +9,15 @@ enum { SORT_STEPS = 32 }; /* to sort one run among many */
 
 rsd_status flat_set_find_state(struct flat_set *set, struct slice key, uint32_t *state)
 {
-    for (size_t i = 0; i < set->keys.n; i++) {
-        struct slice known = set->keys.list[i];
-        if (known.nbytes == key.nbytes && memcmp(known.bytes, key.bytes, key.nbytes) == 0) {
-            *state = (uint32_t)i;
-            return RSD_OK;
-        }
-    }
     enum { MAX_STATES = 256 };
-    if (set->keys.n >= MAX_STATES)
-        return fail(RSD_ELIMIT, "optimizer has more than %d kinds of state", (int)MAX_STATES);
-    TRY(name_list_add(&set->keys, key));
-    *state = (uint32_t)set->keys.n - 1;
+    size_t known = set->keys.n;
+    if (!string_map_find(&set->states, key, &known)) {
+        if (known >= MAX_STATES)
+            return fail(RSD_ELIMIT, "optimizer has more than %d kinds of state", (int)MAX_STATES);
+        TRY(name_list_add(&set->keys, key));
+        TRY(string_map_add(&set->states, set->keys.list[known], known));
+    }
+    *state = (uint32_t)known;
     return RSD_OK;
 }
 
@@ -229,6 +226,7 @@ void flat_set_drop(struct flat_set *set)
 {
     for (size_t i = 0; i < set->nscalars; i++)
         rsd_free(set->scalars[i].json);
+    string_map_drop(&set->states);
     name_list_drop(&set->keys);
     mem_free(set->scalars);
     mem_free(set->runs);

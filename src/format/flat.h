@@ -28,11 +28,14 @@ struct flat_set {
     struct catalog *catalog;
     uint32_t nranks;
     bool each_cut; /* each tensor is cut over all ranks; false: the vector of the group is */
-    struct name_list keys; /* of states */
-    struct flat_run *runs; /* flat_set_finish sorts them by state, group and rank */
+    struct name_list keys;    /* of states */
+    struct string_map states; /* by key */
+    bool take_rank_0;         /* numbers may differ between ranks */
+    struct flat_run *runs;    /* flat_set_finish sorts them by state, group and rank */
     size_t nruns, runs_capacity;
     struct flat_scalar *scalars;
     size_t nscalars, scalars_capacity;
+    size_t next_scalar; /* where the search for a scalar begins */
 };
 
 /* Finds the number of a key, which is added if it is new. */
@@ -43,7 +46,7 @@ rsd_status flat_set_add_run(struct flat_set *set, uint32_t state, uint32_t group
                             struct torch_file *file, pickle_node tensor);
 
 /* Adds what a node of a file says of a state: a tensor with dims is a run; a number is a scalar, which only
- * rank 0 adds. Any other value is left out. */
+ * rank 0 adds. Any other value is left out. EMISMATCH: the step is another one than that of rank 0. */
 rsd_status flat_set_add_state(struct flat_set *set, struct slice key, uint32_t group, uint32_t rank,
                               struct torch_file *file, pickle_node value);
 

@@ -108,6 +108,9 @@ const struct flat_run *zero_find_runs(const struct zero_list *list, const struct
 
 /* ---- zero_read.c ---- */
 
+/* Puts the directory of the tag in front of an error that belongs to no file of it. */
+rsd_status zero_fail_in(const struct zero_reader *reader, rsd_status status);
+
 /* Adds a tensor of the catalog that is in vectors. */
 rsd_status zero_add_tensor(struct zero_reader *reader, const struct zero_list *list,
                            const struct zero_param *param, struct slice name,

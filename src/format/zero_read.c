@@ -13,6 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+rsd_status zero_fail_in(const struct zero_reader *reader, rsd_status status)
+{
+    const char *directory = reader->files.directory;
+    return status
+               ? fail_in(status, "%s%s%s: ", reader->store->path, *directory ? "/" : "", directory)
+               : RSD_OK;
+}
+
 /* ---- tensors out of vectors ---- */
 
 rsd_status zero_add_tensor(struct zero_reader *reader, const struct zero_list *list,

@@ -230,7 +230,7 @@ rsd_status zero_read_partitions(struct zero_reader *reader)
         part.ids = NULL;
         TRY(status);
     }
-    TRY(flat_set_finish(&reader->trained.set));
+    TRY(zero_fail_in(reader, flat_set_finish(&reader->trained.set)));
     if (!reader->trained.set.each_cut && reader->ngroups != part.nvectors)
         return store_fail_in(reader->store, reader->files.model[0],
                              fail(RSD_EFORMAT,
@@ -282,6 +282,6 @@ rsd_status zero_read_fragments(struct zero_reader *reader)
         struct torch_visit visit = {.context = &part};
         TRY(torch_visit_file(&visit, reader->store, reader->files.model[part.rank], add_fragments));
     }
-    TRY(flat_set_finish(&list->set));
+    TRY(zero_fail_in(reader, flat_set_finish(&list->set)));
     return zero_check_fragments(reader);
 }

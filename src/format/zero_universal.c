@@ -181,7 +181,7 @@ rsd_status zero_read_universal(struct zero_reader *reader)
             status = add_universal_param(reader, &listing.entries[i]);
     store_listing_drop(&listing);
     if (!status)
-        status = flat_set_finish(&reader->trained.set);
+        status = zero_fail_in(reader, flat_set_finish(&reader->trained.set));
     if (!status)
         status = check_directories(reader);
     return status;

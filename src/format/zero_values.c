@@ -26,7 +26,8 @@ static rsd_status make_state_name(struct slice param, struct slice key, char *na
     int n = snprintf(name, capacity, "optimizer.state.%.*s.%.*s", (int)param.nbytes, param.bytes,
                      (int)key.nbytes, key.bytes);
     if (n < 0 || (size_t)n >= capacity)
-        return fail(RSD_ELIMIT, "name exceeds %zu bytes", capacity - 1);
+        return fail(RSD_ELIMIT, "optimizer.state.%.*s: name exceeds %zu bytes",
+                    slice_width(param, 300), param.bytes, capacity - 1);
     *out = (struct slice){name, (size_t)n};
     return RSD_OK;
 }
@@ -222,11 +223,11 @@ rsd_status zero_add_states(struct zero_reader *reader)
     uint32_t index = reader->files.optimizer_state;
     if (!reader->files.universal && reader->files.noptim > 0)
         index = reader->files.optim[0];
-    TRY(add_state_tensors(reader));
-    TRY(add_other_vectors(reader));
+    TRY(zero_fail_in(reader, add_state_tensors(reader)));
+    TRY(zero_fail_in(reader, add_other_vectors(reader)));
     if (index != UINT32_MAX)
         TRY(torch_visit_file(&visit, reader->store, index, add_optimizer_file));
-    return add_state_scalars(reader);
+    return zero_fail_in(reader, add_state_scalars(reader));
 }
 
 /* ---- values of the model file ---- */

@@ -161,8 +161,7 @@ static rsd_status check_group(const struct zero_reader *reader, uint32_t group, 
     const struct zero_list *list = &reader->trained;
     for (uint32_t state = 0; state < list->set.keys.n; state++) {
         size_t n;
-        if (!budget_take(FIND_STEPS))
-            return budget_fail();
+        TRY(zero_fail_in(reader, budget_use(FIND_STEPS)));
         const struct flat_run *runs = flat_set_find_runs(&list->set, state, group, &n);
         if (n == 0)
             continue;
