@@ -1,11 +1,14 @@
 """The part of make_bad.py about checkpoints of DeepSpeed and Megatron: the tensor w of shape [2, 4] over two ranks."""
 
+import struct
+
 from bad_parts import (
     dct, glob, lst, num, saved, size, state, tensor, text, write, DATA, FALSE, NONE, SYSTEM, TRUE,
 )
 
 HALVES = [DATA[:16], DATA[16:]]
 EMPTY = tensor(shape=(0,), strides=(1,), count=4)
+ROWS_OF_4 = tensor(strides=(0, 1), count=4)
 SHAPE = state(w=size(2, 4))
 
 
@@ -35,13 +38,13 @@ def whole_vectors(fp32=None, count=None, **more):
                          single_partition_of_fp32_groups=fp32 or lst(flat())) | more))
 
 
-def zero(name, models=None, optims=None, stage=3, where=""):
-    """A directory; models and optims: what ranks have that is wrong, by rank."""
+def zero(name, models=None, optims=None, stage=3, where="", data=None):
+    """A directory; models and optims: what ranks have that is wrong, by rank; data: of the model file, if not as usual."""
     for rank in range(2):
         if stage == 3 or rank == 0:
             file = f"zero_pp_rank_{rank}_mp_rank_00" if stage == 3 else "mp_rank_00"
-            body = (models or {}).get(rank, model() if stage == 3 else model(state(w=flat())))
-            write(f"{name}/{where}{file}_model_states.pt", saved(body, data=HALVES[rank]))
+            body = (models or {}).get(rank, model() if stage == 3 else model(state(w=ROWS_OF_4)))
+            write(f"{name}/{where}{file}_model_states.pt", saved(body, data=data or HALVES[rank]))
         body = (optims or {}).get(rank, vectors() if stage == 3 else whole_vectors())
         if body is not None:
             write(f"{name}/{where}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
@@ -104,7 +107,8 @@ def zero_vectors():
     for what, body in dict(length=vectors(lst(flat(3))), dtype=vectors(lst(flat(cls="IntStorage"))),
                            groups=vectors(lst(flat(), flat())), stage=whole_vectors(),
                            state_missing=vectors(states=dct()), state_length=vectors(
-                               states=dct((num(0), state(exp_avg=flat(3)))))).items():
+                               states=dct((num(0), state(exp_avg=flat(3))))), count=vectors(count=num(3)),
+                           step=vectors(states=dct((num(0), state(step=num(4), exp_avg=flat()))))).items():
         zero(f"zero_other_{what}", optims={1: body})
     zero("zero_state_other", optims={rank: vectors(states=dct((num(0), state(error=flat(1))))) for rank in range(2)})
     counts = lst(num(2), num(1))
@@ -113,6 +117,14 @@ def zero_vectors():
                            padding_negative=whole_vectors(param_alignment_paddings=lst(lst(num(-1)))),
                            padding_huge=whole_vectors(param_alignment_paddings=lst(lst(num(2**62))))).items():
         zero(f"zero_whole_{what}", optims={0: body}, stage=1)
+    zero("zero_whole_other_paddings", optims={1: whole_vectors(param_alignment_paddings=lst(lst(num(2))))}, stage=1)
+    turned = tensor(shape=(4, 2), strides=(0, 1), count=4)
+    zero("zero_whole_shape", models={0: model(state(w=turned))}, stage=1)
+    zero("zero_whole_shared_shape", models={0: model(state(w=ROWS_OF_4, u=turned), shared_params=state(u=text("w")))},
+         stage=1)
+    shapes = lst(state(u=size(4, 2)))
+    zero("zero_whole_turned_good", models={0: model(state(u=tensor((4, 2), (2, 1)), w=tensor((2, 4), (1, 2))), shapes)},
+         stage=1, data=struct.pack("<8f", 0, 4, 1, 5, 2, 6, 3, 7))
     zero("zero_whole_short", optims={0: whole_vectors(lst(flat(3)))}, stage=1)
     zero("zero_whole_long", models={0: model(state(w=flat()), lst(state(w=size(1, 2))))}, stage=1)
 
@@ -132,6 +144,7 @@ def universal_files():
     universal("universal_unlisted", {"w/fp32": bare, "u/fp32": bare})
     universal("universal_length", {"w/fp32": tensor(shape=(4,), strides=(1,))})
     universal("universal_state_length", {"w/fp32": bare, "w/exp_avg": tensor(shape=(4,), strides=(1,))})
+    universal("universal_shape", {"w/fp32": state(param=tensor(shape=(4, 2), strides=(2, 1)))})
     universal("universal_no_tensor", {"w/fp32": state(param=num(1))})
 
 
@@ -147,9 +160,9 @@ def args(**given):
 ROWS = "word_embeddings.weight"
 
 
-def megatron(name, ranks=None, says=None, where="", tag=None, **given):
-    """Two tensor-parallel ranks; w has a row on each. ranks: the state dicts, by rank."""
-    for rank in range(2):
+def megatron(name, ranks=None, says=None, where="", tag=None, only=(0, 1), **given):
+    """Two tensor-parallel ranks; w has a row on each. ranks: the state dicts, by rank; only: which ranks are written."""
+    for rank in only:
         parts = (ranks or {}).get(rank, {})
         if parts is None:
             continue
@@ -186,11 +199,19 @@ def megatron_files():
             gated={rank: {"linear_fc1.weight": tensor(shape=(1, 4))} for rank in range(2)},
             never_run={0: {"x": SYSTEM}}).items():
         megatron(f"megatron_{what}", ranks, dict(swiglu=TRUE))
+    other = dict(iteration=dict(iteration=num(4)), version=dict(checkpoint_version=num(2)),
+                 layers=dict(says=dict(num_layers=num(2))), gate=dict(says=dict(swiglu=TRUE)))
+    for what, given in other.items():
+        megatron(f"megatron_other_{what}", half, iteration=num(3))
+        megatron(f"megatron_other_{what}", half, only=(1,), **given)
+    megatron("megatron_more_ranks", half, dict(tensor_model_parallel_size=num(1)))
+    megatron("megatron_copy_missing", {0: {"norm.layernorm.weight": tensor(shape=(4,), strides=(1,))}})
     grouped = {rank: {"mlp.experts.weight1": tensor()} for rank in range(2)}
     megatron("megatron_grouped", grouped)
     experts = {rank: {"local_experts.0.linear_fc1.weight": tensor()} for rank in range(2)}
     megatron("megatron_experts_whole", experts, dict(num_experts=num(1), expert_tensor_parallel_size=num(1)))
     fc1 = {rank: {"linear_fc1.weight": tensor()} for rank in range(2)}
+    megatron("megatron_gated_huge", fc1, dict(ffn_hidden_size=num(2**63 - 1), swiglu=TRUE))
     megatron("megatron_gated_rows", fc1, dict(ffn_hidden_size=num(5)))
     megatron("megatron_gated_unknown", fc1, dict(swiglu=b"K\0" + b"0" + NONE), args=glob("a", "B") + b")\x81")
     megatron("megatron_copies", {1: {"norm.layernorm.weight": tensor(shape=(4,), strides=(1,), offset=4)},

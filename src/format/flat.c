@@ -138,6 +138,35 @@ static rsd_status add_flat_scalar(struct flat_set *set, uint32_t state, uint32_t
     return RSD_OK;
 }
 
+/* Finds a scalar of rank 0. Ranks have them in one order, so the search begins behind the last one that was found. */
+static const struct flat_scalar *find_flat_scalar(struct flat_set *set, uint32_t state,
+                                                  uint32_t group)
+{
+    for (size_t i = 0; i < set->nscalars && budget_take(1); i++) {
+        size_t at = (set->next_scalar + i) % set->nscalars;
+        if (set->scalars[at].state == state && set->scalars[at].group == group) {
+            set->next_scalar = at + 1;
+            return &set->scalars[at];
+        }
+    }
+    return NULL;
+}
+
+/* Compares the step of a rank with that of rank 0: a file of another step has other parameters. Takes json over. */
+static rsd_status compare_step(struct flat_set *set, uint32_t state, uint32_t group, char *json)
+{
+    const struct flat_scalar *first = find_flat_scalar(set, state, group);
+    rsd_status status = RSD_OK;
+    if (first && strcmp(first->json, json) != 0)
+        status =
+            fail(RSD_EMISMATCH,
+                 "number is %.100s, and %.100s on rank 0: the files are of different steps; set "
+                 "take_rank_0 (--take-rank-0) to read both",
+                 json, first->json);
+    rsd_free(json);
+    return status;
+}
+
 rsd_status flat_set_add_state(struct flat_set *set, struct slice key, uint32_t group, uint32_t rank,
                               struct torch_file *file, pickle_node value)
 {
@@ -151,10 +180,13 @@ rsd_status flat_set_add_state(struct flat_set *set, struct slice key, uint32_t g
         if (view.ndim > 0)
             return flat_set_add_run(set, state, group, rank, file, value);
     }
-    if (rank > 0)
+    if (rank > 0 && (set->take_rank_0 || !slice_is(key, "step")))
         return RSD_OK;
     TRY(tensor ? flat_read_scalar(file, value, &json) : pickle_to_json(&file->tree, value, &json));
-    return json ? add_flat_scalar(set, state, group, json) : RSD_OK;
+    if (!json)
+        return RSD_OK;
+    return rank > 0 ? compare_step(set, state, group, json)
+                    : add_flat_scalar(set, state, group, json);
 }
 
 /* ---- finding ---- */

@@ -54,6 +54,7 @@ struct megatron_file {
 struct megatron_args {
     int64_t ntensor, nstages, nexpert; /* parallel sizes */
     int64_t nlayers, nexperts, ffn, nexpert_tensor;
+    int64_t iteration;     /* is beside args */
     bool gated, has_gated; /* has_gated: args says whether the MLP is gated */
 };
 

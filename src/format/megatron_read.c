@@ -60,25 +60,32 @@ static rsd_status check_expert_ranks(const struct megatron_args *args)
         (long long)args->nexpert_tensor, (long long)max_i64(args->ntensor, 1));
 }
 
-/* Reads the numbers of ranks, layers and experts from the arguments that the checkpoint keeps. */
-static rsd_status read_args(struct torch_visit *visit)
+static rsd_status check_checkpoint_version(const struct pickle_tree *tree, pickle_node version)
 {
-    static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu"};
-    struct megatron_reader *reader = visit->context;
-    const struct pickle_tree *tree = &visit->file->tree;
-    pickle_node args = pickle_find(tree, visit->file->root, "args"),
-                version = pickle_find(tree, visit->file->root, "checkpoint_version");
     double number = 3;
-    if (!pickle_is_dict(tree, visit->file->root))
-        return fail(RSD_EFORMAT, "file is not a dict");
+    int64_t whole;
     if (pickle_kind(tree, version) == NODE_FLOAT)
         memcpy(&number, pickle_text(tree, version).bytes, sizeof number);
+    else if (pickle_as_i64(tree, version, &whole))
+        number = (double)whole;
     if (number < 3)
         return fail(
             RSD_EUNSUPPORTED,
             "checkpoint_version is %g; before 3.0 query, key and value are in another order",
             number);
-    reader->args = (struct megatron_args){
+    return RSD_OK;
+}
+
+/* Reads the numbers of ranks, layers and experts from the arguments that a file keeps, and its iteration. */
+static rsd_status take_args(const struct torch_file *file, struct megatron_args *out)
+{
+    static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu"};
+    const struct pickle_tree *tree = &file->tree;
+    pickle_node args = pickle_find(tree, file->root, "args");
+    if (!pickle_is_dict(tree, file->root))
+        return fail(RSD_EFORMAT, "file is not a dict");
+    TRY(check_checkpoint_version(tree, pickle_find(tree, file->root, "checkpoint_version")));
+    *out = (struct megatron_args){
         .ntensor = find_number(tree, args, "tensor_model_parallel_size"),
         .nstages = find_number(tree, args, "pipeline_model_parallel_size"),
         .nexpert = find_number(tree, args, "expert_model_parallel_size"),
@@ -86,12 +93,51 @@ static rsd_status read_args(struct torch_visit *visit)
         .nlayers = find_number(tree, args, "num_layers"),
         .nexperts = find_number(tree, args, "num_experts"),
         .ffn = find_number(tree, args, "ffn_hidden_size")};
+    pickle_as_i64(tree, pickle_find(tree, file->root, "iteration"), &out->iteration);
     for (size_t i = 0; i < sizeof gates / sizeof *gates; i++) {
         pickle_node gated = pickle_attribute(tree, args, gates[i]);
-        reader->args.has_gated = reader->args.has_gated || gated != PICKLE_ABSENT;
-        reader->args.gated = reader->args.gated || gated == PICKLE_TRUE;
+        out->has_gated = out->has_gated || gated != PICKLE_ABSENT;
+        out->gated = out->gated || gated == PICKLE_TRUE;
     }
+    return RSD_OK;
+}
+
+static rsd_status read_args(struct torch_visit *visit)
+{
+    struct megatron_reader *reader = visit->context;
+    TRY(take_args(visit->file, &reader->args));
     return check_expert_ranks(&reader->args);
+}
+
+/* Checks that what a file says of the model and the run is what the first file says. 0: it does not say it. */
+static rsd_status check_same_run(const struct megatron_reader *reader,
+                                 const struct torch_file *file)
+{
+    const struct megatron_args *first = &reader->args;
+    struct megatron_args args;
+    TRY(take_args(file, &args));
+    const struct {
+        const char *what;
+        int64_t here, there;
+    } numbers[] = {{"iteration", args.iteration, first->iteration},
+                   {"tensor_model_parallel_size", args.ntensor, first->ntensor},
+                   {"pipeline_model_parallel_size", args.nstages, first->nstages},
+                   {"expert_model_parallel_size", args.nexpert, first->nexpert},
+                   {"num_layers", args.nlayers, first->nlayers},
+                   {"num_experts", args.nexperts, first->nexperts},
+                   {"ffn_hidden_size", args.ffn, first->ffn}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i].here && numbers[i].there && numbers[i].here != numbers[i].there)
+            return fail(RSD_EMISMATCH,
+                        "%s is %lld, and %lld in the file of the first rank: the files are of "
+                        "different runs",
+                        numbers[i].what, (long long)numbers[i].here, (long long)numbers[i].there);
+    if (args.has_gated && first->has_gated && args.gated != first->gated)
+        return fail(RSD_EMISMATCH,
+                    "args says that the MLP is%s gated, and the file of the first "
+                    "rank that it is%s",
+                    args.gated ? "" : " not", first->gated ? "" : " not");
+    return RSD_OK;
 }
 
 /* ---- layers and experts ---- */
@@ -254,16 +300,19 @@ static rsd_status make_whole_name(struct megatron_reader *reader, struct slice *
 /* Checks that the first MLP layer of a rank has as many rows as args says. */
 static rsd_status check_gate(const struct megatron_reader *reader, struct slice name, int64_t rows)
 {
-    int64_t expected = reader->args.ffn * (reader->args.gated ? 2 : 1);
+    int64_t expected, all;
     bool expert = memmem(name.bytes, name.nbytes, "expert", 6) != NULL;
     if (!reader->args.has_gated)
         return fail(RSD_EUNSUPPORTED, "args does not say whether the MLP is gated (swiglu), so its "
                                       "parts cannot be joined");
     if (reader->args.gated && rows % 2 != 0)
         return fail(RSD_EFORMAT, "gated MLP has %lld rows, an odd number", (long long)rows);
-    if (!expert && reader->args.ffn > 0 && rows * reader->ntensor != expected)
-        return fail(RSD_EFORMAT, "ranks have %lld rows together; args says %lld",
-                    (long long)(rows * reader->ntensor), (long long)expected);
+    if (!mul_i64(reader->args.ffn, reader->args.gated ? 2 : 1, &expected) ||
+        !mul_i64(rows, reader->ntensor, &all))
+        return fail(RSD_ELIMIT, "MLP has more than 2^63 rows");
+    if (!expert && reader->args.ffn > 0 && all != expected)
+        return fail(RSD_EFORMAT, "ranks have %lld rows together; args says %lld", (long long)all,
+                    (long long)expected);
     return RSD_OK;
 }
 
@@ -390,6 +439,13 @@ static rsd_status visit_chunks(struct torch_visit *visit)
     return reader->chunk > 0 ? RSD_OK : fail(RSD_EFORMAT, "file has neither 'model' nor 'model0'");
 }
 
+/* Adds the tensors of another file than the first. */
+static rsd_status visit_other_file(struct torch_visit *visit)
+{
+    TRY(check_same_run(visit->context, visit->file));
+    return visit_chunks(visit);
+}
+
 /* Adds what the first file has: tensors, and what is not a tensor. */
 static rsd_status visit_first_file(struct torch_visit *visit)
 {
@@ -408,7 +464,25 @@ static rsd_status read_rank(struct megatron_reader *reader, size_t number, bool 
     reader->file = &reader->files.list[number];
     reader->rank = (int64_t)number;
     return torch_visit_file(&visit, reader->store, reader->file->index,
-                            count || number > 0 ? visit_chunks : visit_first_file);
+                            number > 0 ? visit_other_file
+                            : count    ? visit_chunks
+                                       : visit_first_file);
+}
+
+/* Checks that tensor-parallel ranks have the same tensors. Without all of a tensor's parts, it was not covered. */
+static rsd_status check_every_rank(const struct megatron_reader *reader)
+{
+    for (size_t i = 0; i < reader->parts.ntensors && !reader->parts.take_rank_0; i++) {
+        const struct joint_tensor *tensor = &reader->parts.tensors[i];
+        if (tensor->nranks % reader->ntensor != 0)
+            return fail(RSD_EMISMATCH,
+                        "%.300s: tensor is missing on %lld of %lld tensor-parallel ranks; set "
+                        "take_rank_0 (--take-rank-0) to take that of the lowest rank",
+                        tensor->name.bytes,
+                        (long long)(reader->ntensor - tensor->nranks % reader->ntensor),
+                        (long long)reader->ntensor);
+    }
+    return RSD_OK;
 }
 
 /* Reads all ranks, in two passes: the first counts layers, so that the second can number them. */
@@ -432,6 +506,8 @@ static rsd_status read_ranks(struct megatron_reader *reader)
     if (!status && hole != SIZE_MAX)
         status =
             fail(RSD_EFORMAT, "%s: no rank has %s", reader->parts.tensors[hole].name.bytes, box);
+    if (!status)
+        status = check_every_rank(reader);
     return status ? fail_in(status, "%s: ", reader->store->path) : RSD_OK;
 }
 

@@ -57,6 +57,7 @@ static rsd_status add_param_tensor(struct zero_reader *reader, struct zero_list 
 struct tied_place {
     struct slice key;
     int64_t offset, numel;
+    pickle_node node;
     struct zero_param *param;
 };
 
@@ -94,9 +95,46 @@ static bool find_place(const struct zero_reader *reader, const struct zero_entry
     const struct pickle_tree *tree = &reader->model.tree;
     if (!torch_view_is_tensor(tree, entry->node) || torch_view_read(tree, entry->node, &view))
         return false;
-    *place = (struct tied_place){
-        .key = view.key, .offset = view.offset, .numel = box_volume(view.ndim, view.shape)};
+    *place = (struct tied_place){.key = view.key,
+                                 .offset = view.offset,
+                                 .numel = box_volume(view.ndim, view.shape),
+                                 .node = entry->node};
     return place->numel > 0;
+}
+
+/* Returns whether two tensors in one place are the same view of it. One may be the other, transposed. */
+static bool is_same_view(const struct zero_reader *reader, const struct tied_place *a,
+                         const struct tied_place *b)
+{
+    struct torch_view x, y;
+    const struct pickle_tree *tree = &reader->model.tree;
+    if (torch_view_read(tree, a->node, &x) || torch_view_read(tree, b->node, &y) ||
+        x.ndim != y.ndim || x.dtype != y.dtype)
+        return false;
+    for (int32_t d = 0; d < x.ndim; d++)
+        if (x.shape[d] != y.shape[d] || (x.shape[d] > 1 && x.strides[d] != y.strides[d]))
+            return false;
+    return true;
+}
+
+/* Checks that the state dict has a parameter with the shape of param_shapes, where it has its elements. */
+static rsd_status check_entry_shape(const struct zero_reader *reader, const struct zero_list *list,
+                                    const struct zero_param *param, const struct zero_entry *entry)
+{
+    const int64_t *shape = list->shapes + param->shape;
+    char a[SHAPE_TEXT_NCHARS], b[SHAPE_TEXT_NCHARS];
+    struct tied_place place;
+    struct torch_view view;
+    if (reader->files.model_by_rank || reader->files.universal ||
+        !find_place(reader, entry, &place))
+        return RSD_OK;
+    TRY(torch_view_read(&reader->model.tree, entry->node, &view));
+    if (view.ndim == param->ndim &&
+        memcmp(view.shape, shape, (size_t)view.ndim * sizeof *shape) == 0)
+        return RSD_OK;
+    return fail(RSD_EFORMAT, "%.*s: the state dict has the shape %s; param_shapes says %s",
+                slice_width(entry->name, 300), entry->name.bytes,
+                shape_text(view.ndim, view.shape, a), shape_text(param->ndim, shape, b));
 }
 
 /* Finds where entries of the state dict lie in the flat vectors, to recognize tied parameters. */
@@ -162,7 +200,7 @@ static struct zero_param *find_owner(struct zero_reader *reader, const struct sh
     }
     if (shared->nplaces > 0 && find_place(reader, entry, &key))
         place = bsearch(&key, shared->places, shared->nplaces, sizeof key, compare_vector_places);
-    return place ? place->param : NULL;
+    return place && is_same_view(reader, place, &key) ? place->param : NULL;
 }
 
 /* ---- the state dict ---- */
@@ -206,6 +244,8 @@ static rsd_status add_entry(struct zero_reader *reader, const struct shared_name
 {
     struct zero_param *param = zero_list_find(&reader->trained, entry->name);
     struct zero_list *list;
+    if (param)
+        TRY(check_entry_shape(reader, &reader->trained, param, entry));
     if (param && !reader->options->model_dtype)
         return add_param_tensor(reader, &reader->trained, param, param->name);
     if (param)
@@ -213,9 +253,10 @@ static rsd_status add_entry(struct zero_reader *reader, const struct shared_name
     if ((param = zero_list_find(&reader->frozen, entry->name)))
         return add_param_tensor(reader, &reader->frozen, param, param->name);
     param = find_owner(reader, shared, entry, &list);
-    if (param && !reader->options->model_dtype)
-        return add_param_tensor(reader, list, param, entry->name);
-    return add_stored_entry(reader, entry, visit);
+    if (!param || reader->options->model_dtype)
+        return add_stored_entry(reader, entry, visit);
+    TRY(check_entry_shape(reader, list, param, entry));
+    return add_param_tensor(reader, list, param, entry->name);
 }
 
 /* Adds a name of shared_params that the state dict does not have. */
@@ -315,6 +356,7 @@ static rsd_status zero_open(struct store *store, struct catalog *catalog,
                                  .catalog = catalog,
                                  .options = options,
                                  .trained.set.catalog = catalog,
+                                 .trained.set.take_rank_0 = options->take_rank_0 != 0,
                                  .frozen.set.catalog = catalog};
     rsd_status status = zero_find_files(store, &reader.files);
     if (!status) {

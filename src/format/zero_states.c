@@ -157,7 +157,8 @@ static rsd_status check_partition_count(const struct partition_file *part)
 
 /* ---- placing parameters ---- */
 
-/* Reads the paddings between the parameters of stages 1 and 2: a list per group, with one number each. */
+/* Reads the paddings between the parameters of stages 1 and 2: a list per group, with one number each. All ranks have
+ * the same. */
 static rsd_status read_paddings(struct partition_file *part)
 {
     const struct pickle_tree *tree = &part->file->tree;
@@ -174,6 +175,10 @@ static rsd_status read_paddings(struct partition_file *part)
             if (pickle_kind(tree, list) != NODE_LIST || !pickle_walk_next(&items, &item) ||
                 !pickle_as_i64(tree, item, &padding) || padding < 0 || padding > MAX_EXTENT)
                 return fail(RSD_EFORMAT, "param_alignment_paddings of group %u is invalid", group);
+            if (part->rank > 0 && reader->trained.params[i].padding != padding)
+                return fail(RSD_EFORMAT,
+                            "param_alignment_paddings of group %u differs from that of rank 0",
+                            group);
             reader->trained.params[i].padding = padding;
         }
     }
@@ -198,14 +203,13 @@ static rsd_status read_partition(struct torch_visit *visit)
     if (pickle_kind(tree, list) != NODE_LIST)
         return fail(RSD_EFORMAT, "found no fp32 vectors: neither fp32_flat_groups nor "
                                  "single_partition_of_fp32_groups is a list");
-    if (part->rank == 0) {
+    if (part->rank == 0)
         reader->trained.set.each_cut = each_cut;
-        TRY(check_partition_count(part));
-        if (!each_cut)
-            TRY(read_paddings(part));
-    }
     if (reader->trained.set.each_cut != each_cut)
         return fail(RSD_EFORMAT, "file is of another stage of ZeRO than that of rank 0");
+    TRY(check_partition_count(part));
+    if (!each_cut)
+        TRY(read_paddings(part));
     TRY(add_master_runs(part, list));
     if (part->rank > 0 && part->nvectors != nvectors)
         return fail(RSD_EFORMAT, "file has %u groups; that of rank 0 has %u", part->nvectors,

@@ -33,12 +33,21 @@ static rsd_status add_unlisted_param(struct zero_reader *reader, struct torch_fi
     return zero_list_add(&reader->trained, owned, view.ndim, view.shape, reader->ngroups);
 }
 
-/* Takes the shape that a file states. It is that of the whole parameter. */
+/* Takes the shape that a file states. It is that of the whole parameter: along one dim, param_shapes may have a part of
+ * it, or rows of padding. */
 static rsd_status take_stated_shape(struct zero_reader *reader, struct torch_file *file,
                                     pickle_node tensor, struct zero_param *param)
 {
+    const int64_t *listed = reader->trained.shapes + param->shape;
+    char a[SHAPE_TEXT_NCHARS], b[SHAPE_TEXT_NCHARS];
     struct torch_view view;
     TRY(torch_view_read(&file->tree, tensor, &view));
+    int32_t ndiffer = view.ndim == param->ndim ? 0 : 2;
+    for (int32_t d = 0; d < view.ndim && ndiffer < 2; d++)
+        ndiffer += view.shape[d] != listed[d];
+    if (ndiffer > 1)
+        return fail(RSD_EFORMAT, "tensor has the shape %s; param_shapes says %s",
+                    shape_text(view.ndim, view.shape, a), shape_text(param->ndim, listed, b));
     TRY(GROW(reader->trained.shapes, reader->trained.shapes_capacity,
              reader->trained.nshapes + (size_t)view.ndim + 1));
     param->ndim = view.ndim;
