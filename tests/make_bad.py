@@ -279,6 +279,16 @@ def torch_files():
     shared = text("x" * 5000) + b"q\x01"  # a text that 1000 keys refer to, and a name that 500 keys have
     write("torch_shared_text.pt", saved(dct((num(0), shared), *((num(i), b"h\x01") for i in range(1, 1000)))))
     write("torch_shared_name.pt", saved(state(**{"n" * 1900: dct(*((num(i), NONE) for i in range(500)))})))
+    wrapped = call("a", "b")  # in seven calls, to which a list of 3000 entries refers; 300 entries refer to that
+    for _ in range(7):
+        wrapped = call("torch._utils", "_rebuild_parameter", wrapped, TRUE, NONE)
+    once = b"](" + wrapped + b"q\x01" + b"h\x01" * 3000 + b"eq\x02"
+    write("torch_shared_wrapped.pt", saved(lst(once, b"h\x02" * 300)))
+    others = text("n" * 1999 + "a") + b"q\x01" + b"h\x01" * 300 + text("n" * 1999 + "b") + b"q\x02"
+    module = dct((text("_parameters"), b"}"), (text("_modules"), b"}"),
+                 (text("_non_persistent_buffers_set"), b"](" + others + b"e"),
+                 (text("_buffers"), b"}(h\x02" + tensor() + b"q\x03" + b"h\x02h\x03" * 300 + b"u"))
+    write("torch_shared_buffer.pt", saved(glob("a", "B") + b")\x81" + module + b"b"))
     write("torch_names_empty.pt", saved(dct((text(""), dct((text(""), tensor()), (text("w"), tensor()))))))
     write("torch_name_nul.pt", saved(dct((text("w\0x"), tensor()))))
     write("torch_values_twice.pt", saved(dct((text("1"), num(5)), (num(1), num(6)))))

@@ -130,6 +130,8 @@ static bool unwrap_tensor(const struct pickle_tree *tree, pickle_node c, pickle_
     for (int depth = 0; depth < MAX_WRAPPED; depth++) {
         enum known known = pickle_known(tree, *what);
         uint32_t n = pickle_count(tree, *args);
+        if (depth > 0 && !budget_take(1))
+            return false;
         pickle_node first = n > 0 ? pickle_item(tree, *args, 0) : PICKLE_NONE;
         if (known == KNOWN_REBUILD_PARAMETER && pickle_kind(tree, first) == NODE_CALL) {
             *what = pickle_part(tree, first, NODE_WHAT);

@@ -366,9 +366,12 @@ static bool is_transient(const struct pickle_tree *tree, pickle_node transient, 
         transient = pickle_count(tree, args) == 1 ? pickle_item(tree, args, 0) : PICKLE_NONE;
     }
     struct pickle_walk walk = pickle_walk(tree, transient);
-    for (pickle_node item; pickle_walk_next(&walk, &item);)
-        if (slice_equal(pickle_text(tree, item), name))
+    for (pickle_node item; pickle_walk_next(&walk, &item);) {
+        struct slice other = pickle_text(tree, item);
+        if (other.nbytes == name.nbytes && budget_take_text(name.nbytes) &&
+            slice_equal(other, name))
             return true;
+    }
     return false;
 }
 
