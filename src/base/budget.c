@@ -45,8 +45,10 @@ void budget_add_input(uint64_t nbytes)
     if (!budget)
         return;
     budget_take(READ_STEPS + nbytes / READ_STEP_NBYTES);
-    if (budget->of_files && nbytes > (uint64_t)budget->input_left)
+    if (budget->of_files && nbytes > (uint64_t)budget->input_left) { /* read again and again */
+        budget_take((nbytes - (uint64_t)budget->input_left) / STEP_NBYTES);
         nbytes = (uint64_t)budget->input_left;
+    }
     budget->input_left -= budget->of_files ? (int64_t)nbytes : 0;
     budget->steps = add_clamped(budget->steps, nbytes, STEPS_PER_BYTE);
     budget->memory = add_clamped(budget->memory, nbytes, MEMORY_PER_BYTE);

@@ -159,7 +159,7 @@ static rsd_status take_header_nbytes(struct item_cache *cache, struct store *sto
     unsigned char length[8];
     uint64_t nbytes;
     size_t number;
-    TRY(store_stat(store, file, &nbytes, NULL));
+    TRY(store_stat_own(store, file, &nbytes));
     if (!string_map_find(&cache->files, name, &number)) {
         TRY(string_map_add(&cache->files, name, 0));
         cache->nbytes_left += nbytes < UINT64_MAX / 4 ? nbytes * MAX_HEADER_GROWTH : 0;

@@ -114,6 +114,7 @@ static rsd_status add_to_set(struct header_set *set, struct slice name, struct h
     bool known = set->places && string_map_find(&set->names, name, &tensor.ordinal);
     if (known && set->list[set->places[tensor.ordinal]].file == tensor.file)
         return fail(RSD_EFORMAT, "name is not unique in the file");
+    TRY(budget_use_memory(sizeof tensor));
     TRY(catalog_add_name(set->catalog, name, &tensor.name));
     if (!known) {
         tensor.ordinal = set->names.n;
