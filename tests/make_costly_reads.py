@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Writes more files as make_costly.py does, whose bytes are expensive to read: make_costly_reads.py DIRECTORY.
 
-Many streams that are open at a time, views of rows that are apart, boxes that overlap, and boxes that no file has.
+Many streams that are open at a time, items and files that are read again and again, views of rows that are apart,
+boxes that overlap, and boxes that no file has.
 """
 
+import json
+import os
 import struct
 
 import bad_orbax
-from bad_parts import chunk, index, info, meta, pickle, saved, tensor, text, zstd, ZSTD
-from make_costly import dcp, listed, mapped, put, Memo
+from bad_parts import chunk, index, info, meta, pickle, safe, saved, streamed, tensor, text, zstd, ZSTD
+from make_costly import dcp, listed, mapped, put, Memo, FOLDER
 
 
 def zeros(n):
@@ -84,6 +87,39 @@ def streams():
     boxes_of("windows_that_grow", (2, 4), [((0, 0), (2, 4))], first + later * 10, transforms=ZSTD)
 
 
+def shared_items():
+    """Tensors that all refer to one compressed item, which begins with frames of nothing or has many layers."""
+    def tensors_of(name, item, layers, ntensors):
+        memo = Memo()
+        where, again = memo.keep(info(length=len(item), transforms=listed(*[text("stream.zstd")] * layers)))
+        whole, whole_again = memo.keep(meta((8,), (((0,), (8,)),)))
+        names = [f"{i}" for i in range(ntensors)]
+        dcp(name, mapped(*(text(n) + (whole_again if i else whole) for i, n in enumerate(names))),
+            mapped(*(index(n, (0,)) + (again if i else where) for i, n in enumerate(names))), data=item)
+
+    item = zstd(streamed(tensor((8,), (1,), count=8)))
+    nothing = b"\x28\xb5\x2f\xfd\x00\x38\1\0\0"
+    tensors_of("tensors_of_one_stream", nothing * 60000 + item, 1, 3500)
+    for _ in range(7):
+        item = zstd(item)
+    tensors_of("tensors_of_one_deep_stream", item, 8, 4000)
+
+
+# ---- links ----
+
+
+def links():
+    """A thousand names of one file."""
+    tensors = {f"{i}": dict(dtype="U8", shape=[0], data_offsets=[0, 0]) for i in range(12000)}
+    put("links/a.safetensors", safe(tensors, b""))
+    put("links_of_pickles/a.bin", saved(b"]0" * 300000 + tensor()))
+    put("links_of_pickles/pytorch_model.bin.index.json",
+        json.dumps({"weight_map": {f"{i}": f"{i}.bin" for i in range(1000)}}).encode())
+    for i in range(1000):
+        os.symlink("a.safetensors", os.path.join(FOLDER, f"links/{i}.safetensors"))
+        os.link(os.path.join(FOLDER, "links_of_pickles/a.bin"), os.path.join(FOLDER, f"links_of_pickles/{i}.bin"))
+
+
 # ---- views ----
 
 
@@ -122,7 +158,7 @@ def overlaps():
 
 
 def main():
-    for make in (columns, streams, views, overlaps):
+    for make in (columns, streams, shared_items, links, views, overlaps):
         make()
 
 

@@ -232,8 +232,8 @@ static void loads_of_claims(void)
         return;
     OK(rsd_read(checkpoint, "a", NULL, 0, array, nbytes));
     FAILS(RSD_EFORMAT,
-          "tests/bad/view_rows_repeated.pt: tensors claim 83886112 bytes, in items of 0 bytes, and "
-          "the files have ",
+          "tests/bad/view_rows_repeated.pt: tensors claim 83886112 bytes, in items of 0 bytes "
+          "with 0 layers of compression, and the files have ",
           rsd_read(checkpoint, "b", NULL, 0, array, nbytes));
     rsd_checkpoint_close(checkpoint);
     free(array);

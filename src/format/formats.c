@@ -252,6 +252,9 @@ rsd_status format_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, s
 /* What boxes and items claim to be, for all bytes that are in the files: so many bytes, and so many times
  * their sizes. Only compression makes much of little. */
 enum { MAX_COPIES = 64, MAX_COMPRESSION = 1024, MAX_ITEM_COPIES = 4 };
+enum {
+    LAYER_NBYTES = 1 << 16
+}; /* to open a layer of compression takes as long as to decode so many */
 #define START_CLAIM      ((uint64_t)64 << 20)
 #define START_COMPRESSED ((uint64_t)1 << 30)
 #define START_ITEMS      ((uint64_t)16 << 20)
@@ -259,6 +262,7 @@ enum { MAX_COPIES = 64, MAX_COMPRESSION = 1024, MAX_ITEM_COPIES = 4 };
 struct claims {
     uint64_t boxes, compressed, items; /* bytes, added up without overflow */
     uint64_t tensors;                  /* of whole tensors */
+    uint64_t nlayers;                  /* of compression, of all items */
     uint64_t stored;                   /* sizes of the files */
 };
 
@@ -267,14 +271,17 @@ static uint64_t add_claim(uint64_t sum, uint64_t nbytes)
     return sum + nbytes < sum ? UINT64_MAX : sum + nbytes;
 }
 
-/* Adds an item. One that several boxes in a row refer to is parsed once or cheaply, and counts once. */
+/* Adds an item. One that several boxes in a row refer to is parsed once or cheaply, and counts once, unless it is
+ * compressed: it is decoded from its start for each of them. */
 static void add_item_claim(struct claims *claims, const struct extent *extent,
                            const struct extent **last)
 {
     const struct extent *before = last[extent->file];
-    if (extent->kind == EXTENT_ITEM &&
-        (!before || before->offset != extent->offset || before->nbytes != extent->nbytes))
+    bool again = before && before->offset == extent->offset && before->nbytes == extent->nbytes;
+    if (extent->kind == EXTENT_ITEM && (!again || extent->nzstd))
         claims->items = add_claim(claims->items, extent->nbytes);
+    if (extent->kind == EXTENT_ITEM)
+        claims->nlayers += extent->nzstd;
     last[extent->file] = extent;
 }
 
@@ -337,7 +344,8 @@ static rsd_status fail_in_checkpoint(const rsd_checkpoint *checkpoint, rsd_statu
 static uint64_t count_needed(const struct claims *claims)
 {
     uint64_t boxes = claim_needs(claims->boxes, START_CLAIM, MAX_COPIES);
-    uint64_t compressed = claim_needs(claims->compressed, START_COMPRESSED, MAX_COMPRESSION);
+    uint64_t decoded = add_claim(claims->compressed, claims->nlayers * LAYER_NBYTES);
+    uint64_t compressed = claim_needs(decoded, START_COMPRESSED, MAX_COMPRESSION);
     uint64_t items = claim_needs(claims->items, START_ITEMS, MAX_ITEM_COPIES);
     uint64_t most = boxes > compressed ? boxes : compressed;
     return most > items ? most : items;
@@ -362,11 +370,13 @@ rsd_status format_check_claims(rsd_checkpoint *checkpoint)
     if (known && claims.stored < needed)
         return fail_in_checkpoint(
             checkpoint,
-            fail(RSD_EFORMAT,
-                 "tensors claim %llu bytes, in items of %llu bytes, and the files have %llu; not "
-                 "read",
-                 (unsigned long long)add_claim(claims.boxes, claims.compressed),
-                 (unsigned long long)claims.items, (unsigned long long)claims.stored));
+            fail(
+                RSD_EFORMAT,
+                "tensors claim %llu bytes, in items of %llu bytes with %llu layers of compression, "
+                "and the files have %llu; not read",
+                (unsigned long long)add_claim(claims.boxes, claims.compressed),
+                (unsigned long long)claims.items, (unsigned long long)claims.nlayers,
+                (unsigned long long)claims.stored));
     atomic_store(&checkpoint->claims_plausible, true);
     return RSD_OK;
 }

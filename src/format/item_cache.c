@@ -105,7 +105,7 @@ static rsd_status keep_cached_item(struct item_cache *cache, struct cached_item 
 
 /* ---- archives ---- */
 
-enum { LARGE_NBYTES = 8192 }; /* besides the tensor; less is parsed faster than it is found */
+enum { LARGE_NBYTES = 4096 }; /* besides the tensor; less is parsed faster than it is found */
 
 /* Keeps what was found in an archive, also an error. */
 static rsd_status keep_archive(struct item_cache *cache, const struct extent *extent,
