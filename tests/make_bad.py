@@ -152,6 +152,7 @@ def transforms():
 
 
 def zstd_streams():
+    compressed("zstd_storage_large", streamed(tensor(count=1 << 20)))
     compressed("zstd_byteorder", streamed(tensor(), order=b"middle"))
     dcp("zstd_is_none", data=b"x" * 300, transforms=ZSTD)
     dcp("zstd_truncated", data=zstd(STREAM)[:250], transforms=ZSTD)

@@ -13,6 +13,10 @@
 
 enum { MAX_START_NBYTES = 1 << 16, HEADER_NBYTES = 30 };
 
+/* A tensor is saved with as much of its storage as it needs. More than so many bytes besides so many times the
+ * tensor are not decoded for it. */
+enum { START_STORAGE_NBYTES = 1 << 16, MAX_STORAGE_GROWTH = 2 };
+
 /* A compressed archive. The bytes behind `at` were produced and not used yet. */
 struct archive_stream {
     struct stored_stream base;
@@ -162,6 +166,19 @@ static rsd_status go_to_tensor(struct archive_stream *start, struct torch_view *
     return status;
 }
 
+/* Checks that not far more must be decoded than the tensor has. */
+static rsd_status check_storage(const struct torch_view *view, uint64_t nbytes)
+{
+    uint64_t needed = (uint64_t)box_volume(view->ndim, view->shape) * rsd_dtype_nbytes(view->dtype);
+    if (nbytes <= START_STORAGE_NBYTES ||
+        (nbytes - START_STORAGE_NBYTES) / MAX_STORAGE_GROWTH <= needed)
+        return RSD_OK;
+    return fail(RSD_EFORMAT,
+                "tensor of %llu bytes is in a compressed storage of %llu bytes, more than %d times "
+                "as many; not read",
+                (unsigned long long)needed, (unsigned long long)nbytes, (int)MAX_STORAGE_GROWTH);
+}
+
 static rsd_status start_stream(struct archive_stream *stream, const struct extent *extent,
                                struct torch_view *view, struct stored_array *array)
 {
@@ -171,6 +188,7 @@ static rsd_status start_stream(struct archive_stream *stream, const struct exten
     TRY(go_to_tensor(stream, view, array));
     array->nbytes = view->storage_count * (view->untyped ? 1 : rsd_dtype_nbytes(view->dtype));
     TRY(torch_view_check(view, array->nbytes));
+    TRY(check_storage(view, array->nbytes));
     torch_view_set_array(view, array);
     array->stream_nbytes = sizeof *stream + zstd_reader_memory(stream->zstd, array->nbytes);
     return RSD_OK;
