@@ -306,22 +306,32 @@ def wrapped(cls, shape, state):
                 glob(*cls), args, state)
 
 
-def dtensor(rank, device_mesh=None, places=None, local=None, shape=(2, 4), order=NONE, cls=TENSOR_TYPES):
+def dtensor(rank, device_mesh=None, places=None, local=None, shape=(2, 4), order=NONE, cls=TENSOR_TYPES, meta=None):
+    stated = tup(size(*(meta or shape)), tup(), glob("torch", "float32"))
     spec = built("torch.distributed.tensor._dtensor_spec", "DTensorSpec", mesh=device_mesh or mesh(rank),
-                 placements=places or tup(placed("Shard", dim=0)), shard_order=order)
+                 placements=places or tup(placed("Shard", dim=0)), shard_order=order,
+                 tensor_meta=glob("torch.distributed.tensor._dtensor_spec", "TensorMeta") + stated + b"\x81")
     local = local or tensor(count=4, shape=(1, 4))
     return wrapped(cls, shape, tup(NONE, dct((text("_local_tensor"), local), (text("_spec"), spec))))
 
 
-def sharded(rank, offset=None, rows=1, count=4, sizes=None):
+def shard_metadata(offset, sizes, rank=0):
+    placement = built("torch.distributed.remote_device", "_remote_device", _rank=num(rank))
+    return built("torch.distributed._shard.metadata", "ShardMetadata", shard_offsets=lst(num(offset), num(0)),
+                 shard_sizes=lst(*map(num, sizes)), placement=placement)
+
+
+def sharded(rank, offset=None, rows=1, count=4, sizes=None, listed=None, whole=(2, 4)):
+    """listed: offsets of all shards by rank, in the metadata of the whole."""
     sizes = sizes or (rows, 4)
     offset = rank if offset is None else offset
-    about = built("torch.distributed._shard.metadata", "ShardMetadata",
-                  shard_offsets=lst(num(offset), num(0)), shard_sizes=lst(*map(num, sizes)))
     shard = built("torch.distributed._shard.sharded_tensor.shard", "Shard",
-                  tensor=tensor(count=count, shape=(rows, 4)), metadata=about)
+                  tensor=tensor(count=count, shape=(rows, 4)), metadata=shard_metadata(offset, sizes))
+    about = NONE if listed is None else built(
+        "torch.distributed._shard.sharded_tensor.metadata", "ShardedTensorMetadata", size=size(*whole),
+        shards_metadata=lst(*(shard_metadata(at, sizes, i) for i, at in enumerate(listed))))
     return wrapped(("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), (2, 4),
-                   tup(lst(shard), NONE, NONE, NONE, FALSE))
+                   tup(lst(shard), about, NONE, NONE, FALSE))
 
 
 def ranks(name, mesh=None, local=None, whole=None, shape=(2, 4), skip=None, skip_optim=None, names=None, config=None,

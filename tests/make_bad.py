@@ -209,6 +209,7 @@ def rank_files():
     ranks("good_ranks")
     ranks("good_ranks_layout", mesh=lambda rank: layout_mesh(rank))
     ranks("good_ranks_sharded", local=lambda rank: sharded(rank))
+    ranks("good_ranks_listed", local=lambda rank: sharded(rank, listed=(0, 1)))
     ranks("ranks_missing", skip=1)
     ranks("ranks_swapped", mesh=lambda rank: mesh(1 - rank))
     ranks("ranks_swapped_layout", mesh=lambda rank: layout_mesh(1 - rank))
@@ -240,6 +241,7 @@ def rank_files():
     ranks("ranks_shape_2_62", shape=(2**62, 4))
     ranks("ranks_shapes_differ", shape=lambda rank: (2 + 2 * rank, 4),
           local=lambda rank: tensor(count=4 + 4 * rank, shape=(1 + rank, 4)))
+    ranks("ranks_meta_shape", meta=(4, 2))
     ranks("ranks_local_shape", local=lambda rank: tensor(count=4, shape=(4, 1), strides=(1, 1)))
     ranks("ranks_local_dtype", local=lambda rank: tensor(count=4, shape=(1, 4), cls="IntStorage"))
     ranks("ranks_local_none", local=lambda rank: NONE)
@@ -247,6 +249,9 @@ def rank_files():
         write(f"ranks_values_joined/consolidated.0{rank}.pth",
               saved(state(w=tensor(), step=num(7), seed=num(rank))))
     ranks("ranks_plain_differ", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)))
+    for rank in range(2):
+        whole = tensor(count=8), tensor(count=8, offset=0, strides=(1, 2))
+        write(f"ranks_wrapped/model_world_size_2_rank_{rank}.pt", saved(dct(*zip(map(text, ("_orig_mod.w", "w")), whole))))
     ranks("ranks_plain_shapes", whole=lambda rank: tensor(count=4, shape=(1 + 3 * rank,), strides=(1,)))
     ranks("ranks_plain_missing", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)), skip=1)
     ranks("ranks_kinds",
@@ -256,6 +261,9 @@ def rank_files():
     ranks("ranks_shards_outside", local=lambda rank: sharded(rank, offset=2 * rank))
     ranks("ranks_shards_negative", local=lambda rank: sharded(rank, offset=-rank))
     ranks("ranks_shards_rows", local=lambda rank: sharded(rank, sizes=(2, 4)))
+    ranks("ranks_shards_turned", local=lambda rank: sharded(rank, offset=1 - rank, listed=(0, 1)))
+    ranks("ranks_shards_unlisted", local=lambda rank: sharded(rank, listed=(0,)))
+    ranks("ranks_shards_size", local=lambda rank: sharded(rank, listed=(0, 1), whole=(4, 4)))
     ranks("ranks_class", local=lambda rank: dtensor(rank, cls=("torchao.dtypes", "Tensor")))
     def optimizer(state, params):
         groups = lst(dct((text("params"), params)))
@@ -265,6 +273,15 @@ def rank_files():
     ranks("ranks_optim_text", optim=lambda rank: text("x"))
     ranks("ranks_optim_missing", skip_optim=1,
           optim=lambda rank: optimizer(dct((num(0), dct((text("m"), dtensor(rank))))), lst(num(0))))
+    def states(rank, shape=(2, 4), **given):
+        return dct((num(0), dct((text("m"), dtensor(rank, shape=shape, **given)))))
+
+    ranks("ranks_optim_good", optim=lambda rank: optimizer(states(rank), lst(num(0))))
+    ranks("ranks_optim_shapes", optim=lambda rank: optimizer(states(rank, (4,), local=tensor(
+        shape=(2,), strides=(1,), count=4)), lst(num(0))))
+    ranks("ranks_optim_numbers", optim=lambda rank: optimizer(states(rank), lst(num(rank))))
+    ranks("ranks_optim_names", optim=lambda rank: dct((text("state"), states(rank)), (text("param_groups"), lst(
+        dct((text("params"), lst(num(0))), (text("param_names"), lst(text("wu"[rank]))))))))
     write("rank_alone/model_world_size_2_rank_0.pt", saved(state(w=tensor())))
 
 

@@ -25,7 +25,8 @@ struct rank_tensor {
 /* A device mesh, and where the rank of the file is in it. */
 struct rank_mesh {
     pickle_node node;
-    bool known, member; /* member: the rank is in the mesh */
+    bool known, member; /* member: the rank is in the list of ranks */
+    bool whole;         /* the mesh has all ranks of the list */
     int32_t naxes;
     int64_t counts[RSD_MAX_AXES], coordinates[RSD_MAX_AXES];
 };
@@ -56,6 +57,7 @@ static inline rsd_status dtensor_fail_mesh(const char *what)
 rsd_status rank_tensor_read(struct torch_file *file, pickle_node c, int64_t rank,
                             struct mesh_cache *cache, struct rank_tensor *out);
 void rank_tensor_drop(struct rank_tensor *tensor);
+void rank_tensor_drop_boxes(struct rank_tensor *tensor); /* the rest stays */
 
 /* Adds the boxes that a position of a layout has, to a tensor without boxes. All of them lie in its local array. */
 rsd_status rank_tensor_add_boxes(struct rank_tensor *out, const rsd_layout *layout,

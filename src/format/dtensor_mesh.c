@@ -120,6 +120,7 @@ static rsd_status read_rank_tensor(struct torch_file *file, pickle_node tensor, 
     if (view.ndim > RSD_MAX_AXES)
         return dtensor_fail_mesh("has too many axes");
     out->naxes = view.ndim;
+    out->whole = true;
     for (int32_t a = view.ndim - 1; a >= 0; a--) {
         out->counts[a] = view.shape[a];
         out->coordinates[a] = view.shape[a] ? index % view.shape[a] : 0;
@@ -134,7 +135,7 @@ static rsd_status read_mesh_layout(struct torch_file *file, pickle_node layout, 
 {
     struct mesh_axis axes[RSD_MAX_AXES] = {{0}};
     struct torch_view view;
-    int64_t index = 0;
+    int64_t index = 0, all = 1;
     out->naxes = take_layout_axes(&file->tree, layout, axes);
     if (out->naxes < 0)
         return dtensor_fail_mesh("has an invalid layout");
@@ -151,7 +152,10 @@ static rsd_status read_mesh_layout(struct torch_file *file, pickle_node layout, 
                 return dtensor_fail_mesh("has an invalid layout");
             out->coordinates[a] = out->coordinates[a] * count + index / stride % count;
         }
+        if (!mul_i64(all, out->counts[a], &all) || all > MAX_MESH_RANKS)
+            return dtensor_fail_mesh("has too many ranks");
     }
+    out->whole = all == box_volume(view.ndim, view.shape);
     return RSD_OK;
 }
 
@@ -164,6 +168,9 @@ static rsd_status check_coordinates(const struct pickle_tree *tree, pickle_node 
     if (claimed == PICKLE_ABSENT)
         return RSD_OK;
     if (claimed == PICKLE_NONE) {
+        if (out->member && out->whole)
+            return fail(RSD_EMISMATCH, "device mesh has rank %lld, and no coordinates for it",
+                        (long long)rank);
         out->member = false;
         return RSD_OK;
     }

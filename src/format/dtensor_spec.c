@@ -10,7 +10,11 @@
 
 #include <string.h>
 
-enum { MAX_SPANS = 1 << 20, SPAN_STEPS = 16 }; /* to find a box and to add it */
+enum { MAX_SPANS = 1 << 20 };
+enum {
+    SPAN_STEPS = 16,
+    LISTED_STEPS = 16
+}; /* to find a box and to add it; to read a shard of a list */
 
 static const char DISTRIBUTED[] = "torch.distributed.";
 
@@ -256,6 +260,33 @@ rsd_status rank_tensor_add_boxes(struct rank_tensor *out, const rsd_layout *layo
     return status;
 }
 
+/* Checks that a shape which a file states once more is that of the whole tensor. */
+static rsd_status check_stated_shape(const struct pickle_tree *tree, pickle_node shape,
+                                     const char *where, const struct rank_tensor *tensor)
+{
+    int64_t stated[RSD_MAX_DIMS];
+    int32_t ndim;
+    char a[SHAPE_TEXT_NCHARS], b[SHAPE_TEXT_NCHARS];
+    TRY(torch_take_shape(tree, shape, &ndim, stated));
+    if (same_shape(ndim, stated, tensor->ndim, tensor->shape))
+        return RSD_OK;
+    return fail(RSD_EFORMAT, "tensor has the shape %s; its %s says %s",
+                shape_text(tensor->ndim, tensor->shape, a), where, shape_text(ndim, stated, b));
+}
+
+/* Compares the shape in the tensor_meta of a spec, if it is there, with that of the tensor. */
+static rsd_status check_tensor_meta(const struct pickle_tree *tree, pickle_node spec,
+                                    const struct rank_tensor *tensor)
+{
+    pickle_node meta = pickle_attribute(tree, spec, "tensor_meta");
+    if (!pickle_is_instance(tree, meta, DISTRIBUTED, "TensorMeta"))
+        return RSD_OK;
+    pickle_node args = pickle_part(tree, meta, NODE_ARGS);
+    if (pickle_kind(tree, args) != NODE_TUPLE || pickle_count(tree, args) < 1)
+        return RSD_OK;
+    return check_stated_shape(tree, pickle_item(tree, args, 0), "tensor_meta", tensor);
+}
+
 /* Reads the boxes that the local part of a DTensor has. A rank outside of its mesh has none. */
 static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64_t rank,
                                struct mesh_cache *cache, struct rank_tensor *out)
@@ -268,6 +299,7 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
     rsd_layout *layout;
     const struct rank_mesh *mesh;
     int64_t position = 0, all = 1;
+    TRY(check_tensor_meta(tree, spec, out));
     TRY(dtensor_read_mesh(file, pickle_attribute(tree, spec, "mesh"), rank, cache, &mesh));
     if (!mesh->member)
         return RSD_OK;
@@ -306,8 +338,51 @@ static rsd_status read_dtensor(struct torch_file *file, pickle_node state, int64
 
 /* ---- ShardedTensors ---- */
 
+/* Takes the offsets and sizes of a shard. Returns false if there are not as many as dims. */
+static bool take_shard_box(const struct pickle_tree *tree, pickle_node meta, int32_t ndim,
+                           int64_t *lo, int64_t *len)
+{
+    pickle_node offsets = pickle_attribute(tree, meta, "shard_offsets"),
+                sizes = pickle_attribute(tree, meta, "shard_sizes");
+    return pickle_take_numbers(tree, offsets, RSD_MAX_DIMS, lo) == ndim &&
+           pickle_take_numbers(tree, sizes, RSD_MAX_DIMS, len) == ndim;
+}
+
+/* The shards of all ranks, as a file lists them, and the rank of the file: in the whole and in the group of the tensor. */
+struct listed_shards {
+    pickle_node shards;
+    int64_t rank, group_rank;
+};
+
+/* Checks that the list, if there is one, has a shard, and places it on the rank of the file. */
+static rsd_status check_listed_shard(const struct pickle_tree *tree,
+                                     const struct listed_shards *list, int32_t ndim,
+                                     const int64_t *lo, const int64_t *len)
+{
+    struct pickle_walk walk = pickle_walk(tree, list->shards);
+    pickle_node meta;
+    int64_t at[RSD_MAX_DIMS], sizes[RSD_MAX_DIMS];
+    char text[BOX_TEXT_NCHARS];
+    if (pickle_kind(tree, list->shards) != NODE_LIST)
+        return RSD_OK;
+    while (pickle_walk_next(&walk, &meta)) {
+        int64_t rank = list->rank;
+        TRY(budget_use(LISTED_STEPS));
+        if (!take_shard_box(tree, meta, ndim, at, sizes) || !same_shape(ndim, at, ndim, lo) ||
+            !same_shape(ndim, sizes, ndim, len))
+            continue;
+        pickle_node placement = pickle_attribute(tree, meta, "placement");
+        pickle_as_i64(tree, pickle_attribute(tree, placement, "_rank"), &rank);
+        if (rank == list->rank || rank == list->group_rank)
+            return RSD_OK;
+    }
+    return fail(RSD_EFORMAT, "shard %s is not one that shards_metadata places on rank %lld",
+                box_text(ndim, lo, len, text), (long long)list->rank);
+}
+
 /* Adds a shard of a ShardedTensor, whose tensor must have the sizes of its metadata. */
-static rsd_status add_shard(struct torch_file *file, pickle_node shard, struct rank_tensor *out,
+static rsd_status add_shard(struct torch_file *file, pickle_node shard,
+                            const struct listed_shards *list, struct rank_tensor *out,
                             size_t *capacity)
 {
     const struct pickle_tree *tree = &file->tree;
@@ -316,16 +391,14 @@ static rsd_status add_shard(struct torch_file *file, pickle_node shard, struct r
     int64_t lo[RSD_MAX_DIMS], len[RSD_MAX_DIMS];
     struct torch_view view;
     struct stored_array array;
-    if (pickle_take_numbers(tree, pickle_attribute(tree, meta, "shard_offsets"), RSD_MAX_DIMS,
-                            lo) != out->ndim ||
-        pickle_take_numbers(tree, pickle_attribute(tree, meta, "shard_sizes"), RSD_MAX_DIMS, len) !=
-            out->ndim)
+    if (!take_shard_box(tree, meta, out->ndim, lo, len))
         return fail(RSD_EFORMAT, "shard has invalid offsets or sizes");
     if (!torch_view_is_tensor(tree, tensor))
         return fail(RSD_EUNSUPPORTED, "shard is not a plain tensor");
     TRY(torch_file_find_tensor(file, tensor, &view, &array));
     if (view.dtype != out->dtype || !same_shape(view.ndim, view.shape, out->ndim, len))
         return fail(RSD_EFORMAT, "shard does not have the dtype and the sizes of its metadata");
+    TRY(check_listed_shard(tree, list, out->ndim, lo, len));
     out->place = array.offset + (uint64_t)array.base;
     return add_rank_box(out, capacity, lo, len, &array);
 }
@@ -340,13 +413,19 @@ static rsd_status read_sharded_tensor(struct torch_file *file, pickle_node state
     if (pickle_kind(tree, state) != NODE_TUPLE || pickle_count(tree, state) < 3 ||
         pickle_kind(tree, pickle_item(tree, state, 0)) != NODE_LIST)
         return fail(RSD_EFORMAT, "ShardedTensor has an invalid state");
-    pickle_node group = pickle_attribute(tree, pickle_item(tree, state, 2), "global_rank");
-    if (pickle_as_i64(tree, group, &saved_rank) && saved_rank != rank)
+    pickle_node group = pickle_item(tree, state, 2);
+    if (pickle_as_i64(tree, pickle_attribute(tree, group, "global_rank"), &saved_rank) &&
+        saved_rank != rank)
         return fail(RSD_EMISMATCH, "ShardedTensor was saved by rank %lld, not by rank %lld",
                     (long long)saved_rank, (long long)rank);
+    pickle_node meta = pickle_item(tree, state, 1), size = pickle_attribute(tree, meta, "size");
+    struct listed_shards list = {pickle_attribute(tree, meta, "shards_metadata"), rank, rank};
+    pickle_as_i64(tree, pickle_attribute(tree, group, "local_rank"), &list.group_rank);
+    if (size != PICKLE_ABSENT)
+        TRY(check_stated_shape(tree, size, "metadata", out));
     struct pickle_walk walk = pickle_walk(tree, pickle_item(tree, state, 0));
     for (pickle_node shard; pickle_walk_next(&walk, &shard);)
-        TRY(add_shard(file, shard, out, &capacity));
+        TRY(add_shard(file, shard, &list, out, &capacity));
     return RSD_OK;
 }
 
@@ -395,9 +474,16 @@ rsd_status rank_tensor_read(struct torch_file *file, pickle_node c, int64_t rank
     return status;
 }
 
-void rank_tensor_drop(struct rank_tensor *tensor)
+void rank_tensor_drop_boxes(struct rank_tensor *tensor)
 {
     mem_free(tensor->boxes);
+    tensor->boxes = NULL;
+    tensor->nboxes = 0;
+}
+
+void rank_tensor_drop(struct rank_tensor *tensor)
+{
+    rank_tensor_drop_boxes(tensor);
     *tensor = (struct rank_tensor){0};
 }
 

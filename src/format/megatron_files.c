@@ -177,18 +177,18 @@ static rsd_status fail_rank(const struct store *store, const struct megatron_fil
 }
 
 /* Checks that args knows of the rank of each file. */
-static rsd_status check_counts(const struct store *store, const struct megatron_files *files,
-                               const int64_t said[3], const int64_t counts[3])
+static rsd_status check_rank_counts(const struct store *store, const struct megatron_files *files,
+                                    const int64_t stated[3], const int64_t counts[3])
 {
     static const char *const names[] = {
         "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"};
     for (int d = 0; d < 3; d++)
-        if (said[d] > 0 && counts[d] > said[d])
+        if (stated[d] > 0 && counts[d] > stated[d])
             return fail(RSD_EFORMAT,
                         "%s%s%s: directories are there for %lld ranks; args says that %s is %lld; "
                         "move files of other runs away",
                         store->path, *files->directory ? "/" : "", files->directory,
-                        (long long)counts[d], names[d], (long long)said[d]);
+                        (long long)counts[d], names[d], (long long)stated[d]);
     return RSD_OK;
 }
 
@@ -197,8 +197,8 @@ rsd_status megatron_assign_ranks(const struct store *store, struct megatron_file
 {
     bool staged = files->nnumbers == 3 || (files->nnumbers == 2 && args->nexpert <= 1) ||
                   (files->nnumbers == 2 && args->nstages > 1);
-    const int64_t said[3] = {args->ntensor, args->nstages, args->nexpert};
-    int64_t counts[3] = {said[0], said[1], said[2]}; /* at least what files show */
+    const int64_t stated[3] = {args->ntensor, args->nstages, args->nexpert};
+    int64_t counts[3] = {stated[0], stated[1], stated[2]}; /* at least what files show */
     for (size_t i = 0; i < files->n; i++) {
         struct megatron_file *file = &files->list[i];
         file->tensor = file->numbers[0];
@@ -208,7 +208,7 @@ rsd_status megatron_assign_ranks(const struct store *store, struct megatron_file
         counts[1] = max_i64(counts[1], (int64_t)file->stage + 1);
         counts[2] = max_i64(counts[2], (int64_t)file->expert + 1);
     }
-    TRY(check_counts(store, files, said, counts));
+    TRY(check_rank_counts(store, files, stated, counts));
     if (files->n > 1)
         qsort(files->list, files->n, sizeof *files->list, compare_files);
     for (int d = 0; d < 3; d++)

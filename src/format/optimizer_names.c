@@ -140,7 +140,7 @@ static rsd_status compare_state_shapes(struct state_shapes *shapes, int64_t numb
         if (!torch_view_is_tensor(tree, value) && !torch_is_sharded(tree, value))
             continue;
         TRY(rank_tensor_read(shapes->file, value, reader->rank, &reader->mesh, &tensor));
-        rank_tensor_drop(&tensor); /* its shape stays */
+        rank_tensor_drop_boxes(&tensor);
         if (!tensor.sharded && tensor.ndim == 0)
             continue;
         shapes->nsharded += tensor.sharded;
@@ -235,6 +235,46 @@ static rsd_status decide_names(struct dtensor_reader *reader, struct torch_file 
                             store_file_name(reader->store, file->index));
 }
 
+/* Compares the numbers and names of one group with those of the first file. *at counts the parameters. */
+static rsd_status compare_group_names(const struct dtensor_reader *reader,
+                                      const struct pickle_tree *tree, pickle_node group, size_t *at)
+{
+    const struct optimizer_names *names = &reader->names;
+    pickle_node numbers = pickle_find(tree, group, "params"),
+                texts = pickle_find(tree, group, "param_names"), number, text;
+    struct pickle_walk walk = pickle_walk(tree, numbers), list = pickle_walk(tree, texts);
+    bool named = pickle_kind(tree, texts) == NODE_LIST;
+    for (; pickle_walk_next(&walk, &number); ++*at) {
+        int64_t value;
+        if (*at >= names->nnames || !pickle_as_i64(tree, number, &value) || value != (int64_t)*at)
+            return fail(RSD_EMISMATCH, "param_groups has other numbers than the file of the lowest "
+                                       "rank");
+        struct slice known = names->names[*at];
+        if (!named || !pickle_walk_next(&list, &text))
+            continue;
+        struct slice name = pickle_text(tree, text);
+        TRY(budget_use(1 + name.nbytes / STEP_NBYTES));
+        if (name.nbytes != known.nbytes || memcmp(name.bytes, known.bytes, name.nbytes) != 0)
+            return fail(RSD_EMISMATCH,
+                        "parameter %zu is %.*s, and %.*s in the file of the lowest rank", *at,
+                        slice_width(name, 300), name.bytes, slice_width(known, 300), known.bytes);
+    }
+    return RSD_OK;
+}
+
+/* Checks that a rank numbers and names its parameters as the first one does, if their names are known. */
+static rsd_status compare_names(const struct dtensor_reader *reader, const struct pickle_tree *tree,
+                                pickle_node groups)
+{
+    struct pickle_walk walk = pickle_walk(tree, groups);
+    pickle_node group;
+    size_t at = 0;
+    while (reader->names.nnames > 0 && pickle_kind(tree, groups) == NODE_LIST &&
+           pickle_walk_next(&walk, &group))
+        TRY(compare_group_names(reader, tree, group, &at));
+    return RSD_OK;
+}
+
 /* ---- visiting ---- */
 
 /* Visits the state of each parameter, under the name of the parameter. */
@@ -270,8 +310,8 @@ rsd_status optimizer_visit_file(struct torch_visit *visit)
                 groups = pickle_find(tree, visit->file->root, "param_groups");
     if (!pickle_is_dict(tree, states))
         return fail(RSD_EFORMAT, "file has no optimizer state");
-    if (!reader->names.known)
-        TRY(decide_names(reader, visit->file, states, groups));
+    TRY(reader->names.known ? compare_names(reader, tree, groups)
+                            : decide_names(reader, visit->file, states, groups));
     if (reader->optimizer_skipped)
         return RSD_OK;
     TRY(torch_visit_enter(visit, slice_of("optimizer")));

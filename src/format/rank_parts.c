@@ -83,10 +83,10 @@ rsd_status rank_parts_add(struct rank_parts *parts, struct slice name, const cha
     if (!string_map_find(&parts->names, name, &index))
         TRY(add_joint_tensor(parts, name, path, rank, tensor, &index));
     struct joint_tensor *joint = &parts->tensors[index];
-    if (joint->nranks && parts->take_rank_0 && !joint->sharded && !joint->unruled)
-        return RSD_OK;
     if (joint->nranks && joint->last_rank == rank)
         return fail(RSD_EFORMAT, "two tensors of rank %lld have this name", (long long)rank);
+    if (joint->nranks && parts->take_rank_0 && !joint->sharded && !joint->unruled)
+        return RSD_OK;
     TRY(check_same_tensor(parts, joint, rank, tensor));
     joint->last_rank = rank;
     joint->nranks++;

@@ -46,6 +46,11 @@ try merge differ x --all
 try verify differ
 try merge differ first --all -q --take-rank-0
 try inspect first
+cp -r "$GOLDEN/../bad/ranks_wrapped" wrapped
+try inspect wrapped --take-rank-0
+echo "# states of the optimizer have the names of parameters only if their shapes say so"
+try inspect "$GOLDEN/../bad/ranks_optim_good"
+try inspect "$GOLDEN/../bad/ranks_optim_shapes"
 echo "# files that say nothing: two ranks with one row each"
 mkdir cut && for r in 0 1; do reshard merge "$GOLDEN/../bad/ranks_plain_differ/model_world_size_2_rank_$r.pt" cut/consolidated.0$r.pth --as-is -q; done
 try inspect cut
