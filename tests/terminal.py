@@ -159,6 +159,25 @@ def test_interrupt():
         check((run.code, run.out) == (130, b""), "Ctrl-C stops %s" % verb[0], (run.code, run.screen, run.out))
 
 
+def catches_interrupts(child):
+    """Whether a process has a handler of SIGINT."""
+    with open("/proc/%d/status" % child) as status:
+        caught = re.search(r"SigCgt:\s*([0-9a-f]+)", status.read())
+    return bool(int(caught.group(1), 16) >> (signal.SIGINT - 1) & 1)
+
+
+def test_interrupted_plan():
+    write_checkpoint("rows.safetensors", ["w%d" % i for i in range(40)], 400 * 1000)
+    run = subprocess.Popen([RESHARD, "split", "rows.safetensors", "c", "--mesh", "1000", "--preset", "fsdp"],
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while run.poll() is None and not catches_interrupts(run.pid):
+        pass
+    run.send_signal(signal.SIGINT)
+    said = run.communicate()[1]
+    check(run.returncode == 130 and b"interrupted" in said, "Ctrl-C stops a plan", (run.returncode, said))
+    check(not os.path.exists("c") and not os.path.exists("c.reshard-part"), "and no file was made")
+
+
 def test_columns():
     terminal, end = pty.openpty()
     subprocess.run([RESHARD, "inspect", "big.safetensors"], stdout=end)
@@ -198,6 +217,7 @@ def main():
         test_progress()
         test_resize()
         test_interrupt()
+        test_interrupted_plan()
         test_columns()
         test_pictures()
     finally:
