@@ -65,6 +65,10 @@ void local_unpin_slot(struct store *store, struct local_slot *slot);
 
 /* Fails with the text of an error number, or of errno. */
 rsd_status local_fail_open(int error);
+
+/* After a call that failed because too many files are open: closes one. Returns false, with the same errno, if
+ * the call failed for another reason or none can be closed. */
+bool local_close_idle(struct store *store);
 rsd_status local_fail_errno(void);
 
 /* Fails unless the file is a regular file with one name. */

@@ -255,6 +255,24 @@ rsd_status local_check_own(const struct stat *found)
     return fail(RSD_EIO, "not a regular file, or a file with several names; not written");
 }
 
+/* As local_close_idle, with the lock. */
+static bool close_idle_file(struct local_directory *directory)
+{
+    int error = errno;
+    bool closed = (error == EMFILE || error == ENFILE) && close_least_used(directory);
+    errno = error;
+    return closed;
+}
+
+bool local_close_idle(struct store *store)
+{
+    struct local_directory *directory = local_directory_of(store);
+    pthread_mutex_lock(&directory->lock);
+    bool closed = close_idle_file(directory);
+    pthread_mutex_unlock(&directory->lock);
+    return closed;
+}
+
 /* Opens a file; if the process has too many files open, after it has closed others. */
 static int open_file(struct local_directory *directory, uint32_t index)
 {
@@ -266,7 +284,7 @@ static int open_file(struct local_directory *directory, uint32_t index)
                               O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)
                      : open_reading(directory, name, 0,
                                     directory->named && index == 0 && !store->links_checked);
-        if (fd >= 0 || (errno != EMFILE && errno != ENFILE) || !close_least_used(directory))
+        if (fd >= 0 || !close_idle_file(directory))
             return fd;
     }
 }

@@ -29,13 +29,10 @@ static rsd_status reserve_space(int fd, uint64_t offset, uint64_t nbytes)
 
 rsd_status local_reserve(struct store *store, uint32_t index, uint64_t offset, uint64_t nbytes)
 {
-    int fd = openat(local_directory_of(store)->fd, store_file_name(store, index),
-                    O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0)
-        return local_fail_errno();
-    rsd_status status = reserve_space(fd, offset, nbytes);
-    if (close(fd) != 0 && !status)
-        status = local_fail_errno();
+    struct local_slot *slot;
+    TRY(local_pin_slot(store, index, offset, 0, &slot));
+    rsd_status status = reserve_space(slot->fd, offset, nbytes);
+    local_unpin_slot(store, slot);
     return status;
 }
 
@@ -53,20 +50,24 @@ static rsd_status cut_file(int fd, uint64_t kept)
 }
 
 /* Makes a new file, in the place of any other of its name. Returns -1 and sets errno on failure. */
-static int make_file(int directory_fd, const char *name)
+static int make_file(struct store *store, const char *name)
 {
+    int directory_fd = local_directory_of(store)->fd, fd;
     if (unlinkat(directory_fd, name, 0) != 0 && errno != ENOENT)
         return -1;
-    return openat(directory_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    do
+        fd = openat(directory_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    while (fd < 0 && local_close_idle(store));
+    return fd;
 }
 
 rsd_status local_create(struct store *store, uint32_t index, uint64_t kept, uint64_t nbytes)
 {
     (void)nbytes;
-    int directory = local_directory_of(store)->fd;
     const char *name = store_file_name(store, index);
-    int fd = kept ? openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
-                  : make_file(directory, name);
+    int fd = kept ? openat(local_directory_of(store)->fd, name,
+                           O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
+                  : make_file(store, name);
     if (fd < 0)
         return local_fail_errno();
     rsd_status status = kept ? cut_file(fd, kept) : RSD_OK;
@@ -152,7 +153,7 @@ rsd_status local_put(struct store *store, const char *name, const void *data, si
     int directory = local_directory_of(store)->fd;
     char temporary[256];
     snprintf(temporary, sizeof temporary, "%s.tmp", name);
-    int fd = make_file(directory, temporary);
+    int fd = make_file(store, temporary);
     if (fd < 0)
         return local_fail_errno();
     rsd_status status = write_all(fd, 0, data, n);
