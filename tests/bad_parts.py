@@ -174,9 +174,10 @@ def meta(shape=(2, 4), chunks=(((0, 0), (2, 4)),), dtype="float32", chunk_list=N
                                             (text("chunks"), boxes)))
 
 
-def index(fqn, lo=None):
+def index(fqn, lo=None, number=None):
     where = [(text("offset"), size(*lo))] if lo is not None else []
-    return obj("MetadataIndex", dct((text("fqn"), text(fqn)), (text("index"), NONE), *where))
+    hint = NONE if number is None else num(number)
+    return obj("MetadataIndex", dct((text("fqn"), text(fqn)), (text("index"), hint), *where))
 
 
 def info(path="__0_0.distcp", offset=0, length=len(ITEM), transforms=None):

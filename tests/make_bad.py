@@ -99,6 +99,11 @@ def names_and_classes():
     dcp("dcp_name_of_two_lines", [("w\n\x1b[31m", num(1))])
     dcp("dcp_class_unknown", [("w", call("numpy", "ndarray"))])
     dcp("dcp_class_plain", [("w", num(1))])
+    other = b"cos\nsystem\n"
+    for what, name in dict(tensor="TensorStorageMetadata", chunk="ChunkStorageMetadata", properties="TensorProperties",
+                           index="MetadataIndex", info="_StorageInfo").items():
+        known = obj(name)[:-2]
+        dcp(f"dcp_class_of_{what}", pickled=ONE.replace(known, other))
     dcp("dcp_storage_key", stored=[(text("w"), info())])
     dcp("dcp_storage_info", stored=[(index("w", (0, 0)), NONE)])
     dcp("dcp_storage_none", pickled=pickle(obj("Metadata", dct((text("state_dict_metadata"), dct())))))
@@ -198,6 +203,7 @@ def views():
     write("view_rows_repeated.pt", saved(state(w=tensor(), a=rows, b=rows)))
     write("view_stride_unused.pt", saved(state(w=tensor(shape=(1, 8), strides=(2**62, 1)))))
     write("view_empty_far.pt", saved(state(w=tensor(shape=(0, 2**62), strides=(2**62, 2**62), offset=2**62))))
+    write("view_stride_overflow.pt", saved(state(w=tensor(shape=(3, 4), strides=(2**62, 1)))))
     write("view_no_storage.pt", saved(state(w=call("torch._utils", "_rebuild_tensor_v2", *[NONE] * 6))))
     parameter = call("torch._utils", "_rebuild_parameter", tensor(), FALSE, NONE)
     write("view_parameter_twice.pt", saved(state(w=call("torch._utils", "_rebuild_parameter", parameter))))
@@ -351,6 +357,10 @@ def directories():
         saturated = dict(count=0xFFFF, nbytes=0xFFFFFFFF, at=0xFFFFFFFF)
         write(f"zip_{what}.pt", saved(BODY, end64=says, end=saturated))
     write("zip_zip64_lies.pt", saved(BODY, end=dict(count=3), end64={}))
+    entry = saved(BODY).rindex(b"PK\1\2")
+    for what, at in dict(name=28, extra=30, comment=32).items():
+        whole = saved(BODY)
+        write(f"zip_entry_{what}.pt", whole[:entry + at] + b"\xff\xff" + whole[entry + at + 2:])
     write("zip_directory_longer.pt", saved(BODY, directory=b"junk"))
     write("zip_comment.pt", saved(BODY, end=dict(comment=5), after=b"hello"))
     write("zip_truncated.pt", saved(BODY)[:-30])
@@ -381,6 +391,11 @@ def values():
     dcp("dcp_box_overlap_differs", [("u", meta((3, 4), (((0, 0), (2, 4)), ((1, 0), (2, 4)))))], [
         (index("u", (0, 0)), info(length=len(ITEM))), (index("u", (1, 0)), info(offset=len(ITEM), length=len(other)))],
         data=ITEM + other)
+    dcp("dcp_box_copies_differ", [("u", meta((2, 4), (((0, 0), (2, 4)), ((0, 0), (2, 4)))))], [
+        (index("u", (0, 0), 0), info(length=len(ITEM))),
+        (index("u", (0, 0), 1), info(offset=len(ITEM), length=len(other)))], data=ITEM + other)
+    value("value_record_damaged", data=archive(record("archive/data.pkl", pickle(num(7))),
+                                               record("archive/data/0", FLIPPED, crc=zlib.crc32(DATA))))
     for name, damaged in dict(good_part=DATA, part_damaged=DATA[:28] + b"xxxx").items():
         write(f"{name}.pt", saved(state(w=tensor(shape=(1, 4))), data=damaged,
                                   data_says=dict(crc=zlib.crc32(DATA))))

@@ -156,11 +156,33 @@ static void damage_is_not_hidden(void)
     folder_remove(in_folder("plain"));
 }
 
+static void damaged_values(void)
+{
+    CASE("a damaged value is found, and not copied: its pickle or another record of its archive");
+    static const char *const paths[] = {"tests/bad/crc_value", "tests/bad/value_record_damaged"};
+    for (int i = 0; i < 2; i++) {
+        rsd_checkpoint *bad = NULL;
+        int64_t nfindings = 0;
+        if (!OK(rsd_checkpoint_open(paths[i], NULL, &bad)))
+            continue;
+        OK(rsd_verify(bad, NULL, NULL, NULL, &nfindings, NULL));
+        CHECK(nfindings == 1, "%s: %lld findings", paths[i], (long long)nfindings);
+        for (int compress = 0; compress < 2; compress++) {
+            rsd_convert_options options = {
+                .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .compress = compress};
+            FAILS(RSD_EFORMAT, "CRC-32", rsd_convert(bad, in_folder("target"), &options, NULL));
+            CHECK(!is_there(in_folder("target")) && conversion_left_nothing(in_folder("target")));
+        }
+        rsd_checkpoint_close(bad);
+    }
+}
+
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("convert_damage"));
     damage();
     damage_is_not_hidden();
+    damaged_values();
     checked_before_the_end();
     folder_remove(folder);
     return tap_end();

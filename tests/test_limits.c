@@ -58,19 +58,27 @@ size_t __wrap_ZSTD_decompressStream(ZSTD_DStream *stream, ZSTD_outBuffer *to, ZS
 
 static void few_open_files(void)
 {
-    CASE("hundreds of files are read and written where 40 may be open");
+    enum { NTAKEN = 22 };
+    CASE("hundreds of files are read and written where 40 may be open, also if others are");
     struct rlimit before, few;
     rsd_convert_options options = {.struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP};
+    int taken[NTAKEN];
     conversion_make_large(in_folder("many"), 300, 300);
     CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
     few = before;
     few.rlim_cur = 40;
     CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
-    OK(conversion_run(in_folder("many"), in_folder("out"), &options));
-    conversion_check_same(in_folder("many"), in_folder("out"), NULL);
+    for (int ntaken = 0; ntaken <= NTAKEN; ntaken += NTAKEN) {
+        for (int i = 0; i < ntaken; i++)
+            taken[i] = dup(2);
+        OK(conversion_run(in_folder("many"), in_folder("out"), &options));
+        conversion_check_same(in_folder("many"), in_folder("out"), NULL);
+        for (int i = 0; i < ntaken; i++)
+            close(taken[i]);
+        folder_remove(in_folder("out"));
+    }
     CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
     folder_remove(in_folder("many"));
-    folder_remove(in_folder("out"));
 }
 
 static void memory_of_zstd(void)
@@ -87,40 +95,21 @@ static void memory_of_zstd(void)
     rsd_checkpoint_close(checkpoint);
 }
 
-/* Cuts the last data file of a checkpoint to a few bytes, so that the items in it do not exist. */
-static void shorten_file(const char *path)
-{
-    CHECK(truncate(path, 100) == 0);
-}
-
-static void space_on_disk(void)
-{
-    CASE("space is reserved for items that were found, not for those that are claimed");
-    rsd_convert_options options = {.struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP};
-    conversion_make_large(in_folder("plain"), 1, 301);
-    nreserved = 0;
-    OK(conversion_run(in_folder("plain"), in_folder("out"), &options));
-    CHECK(nreserved > 6 * 301 * 300 * 4, "%llu bytes were reserved", (unsigned long long)nreserved);
-    folder_remove(in_folder("out"));
-    shorten_file(in_folder("plain/__0_0.distcp"));
-    nreserved = 0;
-    rsd_status status = conversion_run(in_folder("plain"), in_folder("out"), &options);
-    CHECK(status == RSD_EFORMAT && nreserved == 0, "%s, %llu bytes were reserved",
-          rsd_status_name(status), (unsigned long long)nreserved);
-    CHECK(!is_there(in_folder("out")) && conversion_left_nothing(in_folder("out")));
-    folder_remove(in_folder("plain"));
-}
-
 static void parts_of_records(void)
 {
-    CASE("diff checks the records of which it compares a part, on both sides");
+    CASE("diff checks the records of which it compares a part, on both sides; so do verify and "
+         "digest");
     rsd_checkpoint *good = NULL, *bad = NULL;
-    int64_t ndiffer;
+    char digests[1][RSD_DIGEST_NCHARS];
+    int64_t ndiffer, nfindings;
     if (OK(rsd_checkpoint_open("tests/bad/good_part.pt", NULL, &good)) &&
         OK(rsd_checkpoint_open("tests/bad/part_damaged.pt", NULL, &bad))) {
         OK(rsd_diff(good, good, NULL, NULL, NULL, &ndiffer, NULL));
         FAILS(RSD_EFORMAT, "CRC-32", rsd_diff(good, bad, NULL, NULL, NULL, &ndiffer, NULL));
         FAILS(RSD_EFORMAT, "CRC-32", rsd_diff(bad, good, NULL, NULL, NULL, &ndiffer, NULL));
+        FAILS(RSD_EFORMAT, "CRC-32", rsd_digest(bad, 0, NULL, NULL, digests, NULL));
+        OK(rsd_verify(bad, NULL, NULL, NULL, &nfindings, NULL));
+        CHECK(nfindings == 1, "%lld findings", (long long)nfindings);
     }
     rsd_checkpoint_close(good);
     rsd_checkpoint_close(bad);
@@ -134,15 +123,19 @@ static rsd_status count_overlaps(void *context, const char *text)
 
 static void boxes_that_overlap(void)
 {
-    CASE("verify finds boxes that overlap in part with different bytes");
+    CASE("verify finds boxes that overlap with different bytes, in part or all of them");
+    static const char *const paths[] = {"tests/bad/dcp_box_overlap_differs",
+                                        "tests/bad/dcp_box_copies_differ"};
     rsd_checkpoint *checkpoint;
-    int64_t nfindings;
-    int n = 0;
-    if (!OK(rsd_checkpoint_open("tests/bad/dcp_box_overlap_differs", NULL, &checkpoint)))
-        return;
-    OK(rsd_verify(checkpoint, NULL, count_overlaps, &n, &nfindings, NULL));
-    CHECK(n == 1 && nfindings == 1, "%d of %lld findings", n, (long long)nfindings);
-    rsd_checkpoint_close(checkpoint);
+    for (int i = 0; i < 2; i++) {
+        int64_t nfindings = 0;
+        int n = 0;
+        if (!OK(rsd_checkpoint_open(paths[i], NULL, &checkpoint)))
+            continue;
+        OK(rsd_verify(checkpoint, NULL, count_overlaps, &n, &nfindings, NULL));
+        CHECK(n == 1 && nfindings == 1, "%d of %lld findings", n, (long long)nfindings);
+        rsd_checkpoint_close(checkpoint);
+    }
 }
 
 static void memory_of_buffers(void)
@@ -193,6 +186,37 @@ static void make_columns(const char *path, int ntensors, int ncolumns, int nrows
     rsd_layout_free(layout);
     free(arrays);
     free(zeros);
+}
+
+/* Overwrites the second half of a file, so that its compressed item says how long it is, and then ends. */
+static void spoil_half(const char *path)
+{
+    size_t n = 0;
+    char *bytes = read_whole(path, &n);
+    FILE *file = fopen(path, "wb");
+    CHECK(bytes && file && n > 100);
+    memset(bytes + n / 2, 0xff, n - n / 2);
+    CHECK(fwrite(bytes, 1, n, file) == n);
+    fclose(file);
+    free(bytes);
+}
+
+static void space_on_disk(void)
+{
+    CASE("space is reserved for items that were found, not for those that are claimed");
+    rsd_convert_options options = {.struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP};
+    make_columns(in_folder("zeros"), 1, 1, 1 << 17);
+    nreserved = 0;
+    OK(conversion_run(in_folder("zeros"), in_folder("out"), &options));
+    CHECK(nreserved >= 1 << 19, "%llu bytes were reserved", (unsigned long long)nreserved);
+    folder_remove(in_folder("out"));
+    spoil_half(in_folder("zeros/__0_0.distcp"));
+    nreserved = 0;
+    FAILS(RSD_EFORMAT, "zstd stream",
+          conversion_run(in_folder("zeros"), in_folder("out"), &options));
+    CHECK(nreserved == 0, "%llu bytes were reserved", (unsigned long long)nreserved);
+    CHECK(!is_there(in_folder("out")) && conversion_left_nothing(in_folder("out")));
+    folder_remove(in_folder("zeros"));
 }
 
 static void memory_of_streams(void)

@@ -1,12 +1,17 @@
 /* test_output_links.c - what is at the path of an output, or comes there during the run: links, FIFOs, files
- * with two names, and another run. Nothing but the output is written or removed. */
+ * with two names, and another run. Nothing but the output is written or removed.
+ *
+ * The linker redirects some calls to this file (--wrap), so that another process can come in between. */
 #include "folder.h"
 #include "reshard.h"
+#include "store.h"
 #include "tap.h"
 #include "truth.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +21,38 @@ static const char *in_folder(const char *name)
 {
     return path_in(folder, name);
 }
+
+/* ---- calls that are redirected ---- */
+
+static void (*before_flock)(void); /* each is called once, by the next such call */
+static void (*before_exchange)(void);
+
+static void call_once(void (**function)(void))
+{
+    void (*called)(void) = *function;
+    *function = NULL;
+    if (called)
+        called();
+}
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation)
+{
+    call_once(&before_flock);
+    return __real_flock(fd, operation);
+}
+
+int __real_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags);
+int __wrap_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags);
+int __wrap_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags)
+{
+    if (flags & RENAME_EXCHANGE)
+        call_once(&before_exchange);
+    return __real_renameat2(from_fd, from, to_fd, to, flags);
+}
+
+/* ---- conversions ---- */
 
 static void copy_golden(const char *to)
 {
@@ -224,41 +261,166 @@ static void files_with_two_names(void)
     }
 }
 
+/* Puts something in the place of a file of which the other name is kept. */
+static void replace_file(const char *path, const char *other, int kind)
+{
+    unlink(path);
+    CHECK((kind == 0   ? symlink(other, path)
+           : kind == 1 ? link(other, path)
+                       : mkfifo(path, 0600)) == 0);
+}
+
+static void files_swapped_during_the_run(void)
+{
+    CASE("a file that is swapped after it was created is not opened again");
+    const struct output_options options = {.mode = OUTPUT_IN_PLACE};
+    for (int kind = 0; kind < 3; kind++) {
+        char path[300], victim[300];
+        struct store_output *output = NULL;
+        uint32_t file;
+        size_t n = 0;
+        copy_golden(in_folder("victim"));
+        mkdir(in_folder("out"), 0700);
+        snprintf(path, sizeof path, "%s", in_folder("out/data"));
+        snprintf(victim, sizeof victim, "%s", in_folder("victim/.metadata"));
+        char *before = read_whole(victim, &n), *after;
+        if (!OK(store_open_output(in_folder("out"), &options, &output)))
+            return;
+        OK(store_add_file(output->store, slice_of("data"), &file));
+        OK(store_create(output->store, file, 0, 100));
+        replace_file(path, victim, kind);
+        CHECK(store_write(output->store, file, 0, "changed", 7) == RSD_EIO, "kind %d", kind);
+        CHECK(store_create(output->store, file, 3, 100) == RSD_EIO, "kind %d", kind);
+        CHECK(store_reserve(output->store, file, 0, 1 << 20) == RSD_EIO, "kind %d", kind);
+        after = read_whole(victim, &n);
+        CHECK(before && after && memcmp(before, after, n) == 0, "kind %d", kind);
+        OK(store_create(output->store, file, 0, 100)); /* made anew */
+        OK(store_write(output->store, file, 0, "changed", 7));
+        free(after);
+        after = read_whole(victim, &n);
+        CHECK(before && after && memcmp(before, after, n) == 0, "kind %d", kind);
+        free(before);
+        free(after);
+        store_close_output(output, true);
+        folder_remove(in_folder("out"));
+    }
+}
+
 /* ---- during the run ---- */
+
+enum swap { LINK_TO_VICTIM, LINK_TO_ITSELF, EMPTY_DIRECTORY, NSWAPS };
+
+struct swapping {
+    enum swap how;
+    bool done;
+};
+
+static void swap_once(struct swapping *swapping)
+{
+    const char *part = in_folder("out.reshard-part");
+    if (swapping->done)
+        return;
+    swapping->done = true;
+    CHECK(rename(part, in_folder("moved")) == 0);
+    CHECK((swapping->how == EMPTY_DIRECTORY
+               ? mkdir(part, 0700)
+               : symlink(in_folder(swapping->how == LINK_TO_ITSELF ? "moved" : "victim"), part)) ==
+          0);
+}
 
 static int swap_paths(void *context, const rsd_progress *progress)
 {
-    bool *swapped = context;
     (void)progress;
-    if (!*swapped) {
-        *swapped = true;
-        CHECK(rename(in_folder("out.reshard-part"), in_folder("moved")) == 0);
-        CHECK(symlink(in_folder("victim"), in_folder("out.reshard-part")) == 0);
-    }
+    swap_once(context);
     return 0;
+}
+
+static rsd_status swap_and_refuse(void *context, rsd_checkpoint *output)
+{
+    (void)output;
+    swap_once(context);
+    return rsd_set_error(RSD_EFORMAT, "refused by the test");
 }
 
 static void swapped_during_the_run(void)
 {
-    for (int over = 0; over < 2; over++) {
-        CASE("the staging directory is swapped for a link during the run, %s",
-             over ? "over" : "new");
-        bool swapped = false;
+    for (int how = 0; how < NSWAPS; how++)
+        for (int over = 0; over < 3; over++) {
+            CASE("the staging directory is swapped during the run (%d, %d)", how, over);
+            struct swapping swapping = {.how = (enum swap)how};
+            rsd_io io = {.struct_nbytes = sizeof io, .context = &swapping};
+            rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                           .format = RSD_FORMAT_DCP,
+                                           .overwrite = over > 0,
+                                           .io = &io,
+                                           .check = over == 2 ? swap_and_refuse : NULL,
+                                           .check_context = &swapping};
+            struct stat found;
+            io.on_progress = over == 2 ? NULL : swap_paths;
+            copy_golden(in_folder("victim"));
+            if (over)
+                copy_golden(in_folder("out"));
+            if (over == 2)
+                FAILS(RSD_EFORMAT, "refused by the test", convert(in_folder("out"), &options));
+            else
+                FAILS(RSD_EIO, "moved or replaced by another process",
+                      convert(in_folder("out"), &options));
+            CHECK(swapping.done && is_intact(in_folder("victim")));
+            CHECK(over ? is_intact(in_folder("out")) : !is_there(in_folder("out")));
+            CHECK(lstat(in_folder("out.reshard-part"), &found) == 0, "not ours, and removed");
+            unlink(in_folder("out.reshard-part"));
+            folder_remove(in_folder("out.reshard-part"));
+            folder_remove(in_folder("moved"));
+            folder_remove(in_folder("out"));
+        }
+}
+
+static void put_another(void)
+{
+    CHECK(rename(in_folder("out"), in_folder("moved")) == 0);
+    copy_golden(in_folder("out"));
+}
+
+static void replaced_during_the_run(void)
+{
+    CASE("what comes to the path of the output during the run is kept");
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .overwrite = 1};
+    copy_golden(in_folder("out"));
+    before_exchange = put_another;
+    FAILS(RSD_EIO, "was replaced by another process", convert(in_folder("out"), &options));
+    CHECK(is_intact(in_folder("moved")));
+    CHECK(is_intact(in_folder("out.reshard-part"))); /* the other one */
+    folder_remove(in_folder("out.reshard-part"));
+    folder_remove(in_folder("moved"));
+    folder_remove(in_folder("out"));
+}
+
+static int come_first(void *context, const rsd_progress *progress)
+{
+    (void)progress;
+    copy_golden(context);
+    return 0;
+}
+
+static void created_during_the_run(void)
+{
+    static const char *const names[] = {"out", "x.safetensors"};
+    CASE("an output that another process created during the run is not replaced");
+    for (int one = 0; one < 2; one++) {
+        char path[300];
+        snprintf(path, sizeof path, "%s", in_folder(names[one]));
         rsd_convert_options options = {.struct_nbytes = sizeof options,
-                                       .format = RSD_FORMAT_DCP,
-                                       .overwrite = over,
+                                       .format = one ? RSD_FORMAT_SAFETENSORS : RSD_FORMAT_DCP,
                                        .io = &(rsd_io){.struct_nbytes = sizeof(rsd_io),
-                                                       .on_progress = swap_paths,
-                                                       .context = &swapped}};
-        copy_golden(in_folder("victim"));
-        if (over)
-            copy_golden(in_folder("out"));
-        FAILS(RSD_EIO, "moved or replaced by another process", convert(in_folder("out"), &options));
-        CHECK(swapped && is_intact(in_folder("victim")));
-        CHECK(over ? is_intact(in_folder("out")) : !is_there(in_folder("out")));
-        unlink(in_folder("out.reshard-part"));
-        folder_remove(in_folder("moved"));
-        folder_remove(in_folder("out"));
+                                                       .on_progress = come_first,
+                                                       .context = path}};
+        rsd_status status = convert(path, &options);
+        CHECK(status == (one ? RSD_EIO : RSD_EEXIST), "%s", rsd_status_name(status));
+        CHECK(is_intact(path));
+        folder_remove(path);
+        strcat(path, ".reshard-part");
+        folder_remove(path);
     }
 }
 
@@ -320,89 +482,20 @@ static void two_runs_at_once(void)
     }
 }
 
-/* ---- inputs ---- */
-
-static int touch_input(void *context, const rsd_progress *progress)
+static void take_away_journal(void)
 {
-    (void)progress;
-    char *name = context;
-    if (*name) {
-        if (chmod(name, 0640) != 0) /* ctime changes, and nothing else does */
-            return 1;
-        *name = '\0';
-    }
-    return 0;
+    CHECK(unlink(in_folder("out.reshard-part/reshard-journal")) == 0);
 }
 
-static void input_that_changes(void)
+static void run_that_ends(void)
 {
-    CASE("an input that changes while it is read is an error");
-    char name[400], source[300];
-    rsd_checkpoint *in;
-    copy_golden(in_folder("source"));
-    snprintf(source, sizeof source, "%s", in_folder("source"));
-    OK(rsd_checkpoint_open(source, NULL, &in));
-    char(*digests)[RSD_DIGEST_NCHARS] =
-        calloc((size_t)rsd_checkpoint_ntensors(in), sizeof *digests);
-    OK(rsd_digest(in, 0, NULL, NULL, digests, NULL));
-    snprintf(name, sizeof name, "%s/__0_0.distcp", source);
-    touch_input(name, NULL);
-    FAILS(RSD_EIO, "changed while it was read", rsd_digest(in, 0, NULL, NULL, digests, NULL));
-    free(digests);
-    rsd_checkpoint_close(in);
-}
-
-static rsd_status open_and_digest(const char *path, int32_t follow_links)
-{
-    rsd_checkpoint *in;
-    rsd_open_options options = {.struct_nbytes = sizeof options, .follow_links = follow_links};
-    rsd_status status = rsd_checkpoint_open(path, &options, &in);
-    if (status)
-        return status;
-    char(*digests)[RSD_DIGEST_NCHARS] =
-        calloc((size_t)rsd_checkpoint_ntensors(in) + 1, sizeof *digests);
-    status = rsd_digest(in, 0, NULL, NULL, digests, NULL);
-    free(digests);
-    rsd_checkpoint_close(in);
-    return status;
-}
-
-static void links_of_inputs(void)
-{
-    CASE("a link of an input leads outside only in a cache, or if the user allows it");
-    char data[300];
-    copy_golden(in_folder("victim"));
-    copy_golden(in_folder("source"));
-    snprintf(data, sizeof data, "%s", in_folder("source/__0_0.distcp"));
-    unlink(data);
-    CHECK(symlink(in_folder("victim/__0_0.distcp"), data) == 0);
-    FAILS(RSD_EFORMAT, "leads out of the checkpoint", open_and_digest(in_folder("source"), 0));
-    OK(open_and_digest(in_folder("source"), 1));
-    unlink(data);
-    CHECK(symlink("../victim/__0_0.distcp", data) == 0);
-    FAILS(RSD_EFORMAT, "leads out of the checkpoint", open_and_digest(in_folder("source"), 0));
-    CHECK(rename(data, in_folder("link")) == 0);
-    copy_golden(in_folder("source"));
-    CHECK(rename(data, in_folder("source/inside")) == 0 && symlink("inside", data) == 0);
-    OK(open_and_digest(in_folder("source"), 0));
-    unlink(data);
-    CHECK(mkfifo(data, 0600) == 0);
-    FAILS(RSD_EIO, "not a regular file", open_and_digest(in_folder("source"), 0));
-    folder_remove(in_folder("source"));
-
-    char command[2000];
-    snprintf(command, sizeof command,
-             "cd '%s' && mkdir -p c/snapshots/r c/blobs && for f in victim/* victim/.metadata; do "
-             "cp $f c/blobs/b$(basename $f); ln -s ../../blobs/b$(basename $f) "
-             "c/snapshots/r/$(basename $f); done",
-             folder);
-    CHECK(system(command) == 0);
-    OK(open_and_digest(in_folder("c/snapshots/r"), 0));
-    snprintf(command, sizeof command,
-             "cd '%s' && mv c/blobs elsewhere && ln -s ../elsewhere c/blobs", folder);
-    CHECK(system(command) == 0);
-    FAILS(RSD_EFORMAT, "leads out of the checkpoint",
-          open_and_digest(in_folder("c/snapshots/r"), 0));
+    CASE("a run that ends while a second one locks its journal is not resumed");
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .resume = 1};
+    leave_a_part();
+    before_flock = take_away_journal;
+    FAILS(RSD_EEXIST, "still running", convert(in_folder("out"), &options));
+    folder_remove(in_folder("out.reshard-part"));
 }
 
 int main(void)
@@ -414,11 +507,13 @@ int main(void)
     marks_that_came_with_files();
     directories_of_others();
     files_with_two_names();
+    files_swapped_during_the_run();
     swapped_during_the_run();
     output_that_is_swapped();
+    replaced_during_the_run();
+    created_during_the_run();
     two_runs_at_once();
-    input_that_changes();
-    links_of_inputs();
+    run_that_ends();
     folder_remove(folder);
     return tap_end();
 }

@@ -19,6 +19,8 @@ LINK_stash_faults := $(LINK_faults)
 LINK_move := -Wl,--wrap=dlopen
 LINK_rules := $(LINK_faults)
 LINK_limits := $(addprefix -Wl$(comma)--wrap=,fallocate fstatfs ZSTD_decompressStream)
+LINK_output_links := $(addprefix -Wl$(comma)--wrap=,flock renameat2)
+LINK_input_links := -Wl,--wrap=fstat
 LINK_records := -Wl,--wrap=pread
 LINK_collective_stops := -Wl,--wrap=pwrite
 LINK_disk_faults := $(addprefix -Wl$(comma)--wrap=,calloc realloc openat pread pwrite fsync rename renameat renameat2)
