@@ -11,7 +11,7 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMMAND = os.environ.get("PLAIN_RESHARD") or os.environ["RESHARD"]
-VERBS = ("inspect", "inspect --tree", "inspect --json", "verify", "digest", "diff", "merge -q")
+VERBS = ("inspect", "inspect --tree", "inspect --json", "verify", "digest", "diff", "merge -q", "extract")
 MAX_SECONDS, MAX_MEGABYTES = 20, 256
 
 
@@ -21,7 +21,8 @@ def limit():
 
 def run(verb, path):
     """What is wrong with a run of the command; nothing if it is fine."""
-    more = {"diff": [path], "merge": [path + ".out", "--force"]}.get(verb.split()[0], [])
+    more = {"diff": [path], "merge": [path + ".out", "--force"], "extract": [path + ".out", "--only", "."]}
+    more = more.get(verb.split()[0], [])
     with subprocess.Popen([COMMAND, *verb.split(), path, *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                           preexec_fn=limit) as process:
         output = process.stderr.read()

@@ -383,6 +383,7 @@ rsd_status format_check_claims(rsd_checkpoint *checkpoint)
 
 rsd_status format_check_loaded(rsd_checkpoint *checkpoint, uint64_t nbytes)
 {
+    nbytes = add_claim(nbytes, LAYER_NBYTES); /* an item may have to be decoded for it */
     uint64_t before = atomic_fetch_add(&checkpoint->nbytes_loaded, nbytes);
     return add_claim(before, nbytes) <= START_CLAIM ? RSD_OK : format_check_claims(checkpoint);
 }
