@@ -51,16 +51,16 @@ def settings(kind=0, compression=b"\0"):
     return bytes(16) + varint(kind) + varint(100) + varint(1000) + b"\4" + compression
 
 
-def versions(*roots):
+def versions(*roots, generations=None):
     """Each root is (height, file, offset, length, number of keys)."""
     height, file, offset, length, keys = zip(*roots) if roots else ((),) * 5
     n = len(roots)
-    return (varint(n) + column(range(1, n + 1)) + bytes(height) + column(file) + column(offset) +
+    return (varint(n) + column(generations or range(1, n + 1)) + bytes(height) + column(file) + column(offset) +
             column(length) + column(keys) + column([0] * (2 * n)) + bytes(8 * n))
 
 
-def manifest(*roots, files=None, config=None, **wrong):
-    body = (config or settings()) + (files or table()) + versions(*roots) + varint(0)
+def manifest(*roots, files=None, config=None, generations=None, **wrong):
+    body = (config or settings()) + (files or table()) + versions(*roots, generations=generations) + varint(0)
     return frame(0x0CDB3A2A, body, **wrong)
 
 
@@ -176,6 +176,9 @@ def frames():
                           magic=frame(0x0CDB20DE, b""), body=frame(0x0CDB3A2A, b""),
                           count=manifest(files=varint(2**40)), varint=manifest(files=b"\xff" * 10),
                           file=manifest((0, 7, 32, len(GOOD_LEAF), 2)),
+                          generations=manifest(root, root, generations=(2, 1)),
+                          keys=manifest((0, 0, 32, len(GOOD_LEAF), 3)),
+                          no_keys=manifest((0, 0, 32, len(GOOD_LEAF), 0)),
                           no_zstd=manifest(root, compression=1)).items():
         ocdbt(f"ocdbt_manifest_{what}", top=top)
 
@@ -200,13 +203,13 @@ def nodes():
                            value_short=leaf(entries[:1] + [("w/0.0", (0, 0, 31))]),
                            value_file=leaf(entries[:1] + [("w/0.0", (9, 0, 32))]),
                            no_array=leaf(entries[1:])).items():
-        ocdbt(f"ocdbt_node_{what}", node)
+        ocdbt(f"ocdbt_node_{what}", node, keys=1 if what == "no_array" else 2)
     ocdbt("ocdbt_node_beyond", root=(0, 0, 2**62, 2**62, 2))
     ocdbt("ocdbt_node_short", root=(0, 0, 32, 10, 2))
     ocdbt("ocdbt_empty", root=(0, 0, 2**64 - 1, 2**64 - 1, 0))
     ocdbt("ocdbt_keys_long", leaf([("k" * 4000, b""), ("l" * 97, b"")], shared=[4000]))
     bomb = [("k" * 4000, b"")] + [("l", b"")] * 90
-    ocdbt("ocdbt_keys_bomb", leaf(bomb, shared=list(range(4000, 4090))))
+    ocdbt("ocdbt_keys_bomb", leaf(bomb, shared=list(range(4000, 4090))), keys=len(bomb))
 
 
 def trees():
@@ -233,6 +236,13 @@ def metadata_of_arrays():
                             fill=zarray(fill_value=[1, 2]),
                             deep=b'{"attributes": ' + b"[" * 100 + b"]" * 100 + b"}").items():
         zarr(f"zarr_{what}", about)
+    zarr("zarr_twice", zarray()[:-1] + b', "dtype": "bfloat16"}')
+    inner_twice = sharded().replace(b'"chunk_shape": [1, 4]', b'"codecs": [{"name": "bytes"}], "chunk_shape": [1, 4]')
+    zarr("zarr3_codecs_twice", inner_twice, "c/0/0", shard())
+    zarr("zarr_fill_range", zarray(dtype="<i4", fill_value=2**40), chunk=None)
+    zarr("zarr_fill_negative", zarray(dtype="<u8", fill_value=-1), chunk=None)
+    many = 2**62
+    zarr("zarr_grid_overflow", zarray(shape=[many, many, 0], chunks=[1, 1, 1]), f"{many - 1}.{many - 1}.0")
     zarr("zarr_fill_unknown", zarray(dtype="float8_e4m3fn", fill_value=1.5), chunk=None)
     nested = codec("sharding_indexed", chunk_shape=[1, 4], codecs=[codec("sharding_indexed", chunk_shape=[1, 1])])
     for what, about in dict(codec=zarr_json(codecs=[codec("bytes"), codec("gzip", level=1)]),

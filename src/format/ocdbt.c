@@ -317,7 +317,11 @@ static rsd_status take_last_version(struct frame_body *body, unsigned *height, u
     TRY(body_take_count(body, &n));
     if (n == 0)
         return body_fail(body, "manifest has no version");
-    TRY(body_skip_column(body, n)); /* generations */
+    for (uint64_t i = 0, last = 0, generation; i < n; i++, last = generation) {
+        TRY(body_take_varint(body, &generation));
+        if (i > 0 && generation <= last)
+            return body_fail(body, "versions are not in the order of their generations");
+    }
     TRY(body_take_slice(body, n, &heights));
     *height = (unsigned char)heights.bytes[n - 1];
     uint64_t *const columns[] = {file, offset, nbytes, nkeys};
@@ -328,21 +332,23 @@ static rsd_status take_last_version(struct frame_body *body, unsigned *height, u
     return RSD_OK;
 }
 
-/* Reads where the root of the last version is. *empty: the database has no keys. */
+/* Reads where the root of the last version is, and how many keys its tree has. */
 static rsd_status read_manifest(struct ocdbt_reader *reader, struct frame_body *body,
                                 struct node_reference *root, unsigned *height, struct bytes *prefix,
-                                bool *empty)
+                                uint64_t *nkeys)
 {
     struct file_table table = {0};
-    uint64_t file = 0, nkeys = 0;
+    uint64_t file = 0;
     TRY(take_settings(body));
     rsd_status status = file_table_take(body, &table);
     if (!status)
-        status = take_last_version(body, height, &file, &root->offset, &root->nbytes, &nkeys);
-    *empty = !status && nkeys == 0;
-    if (!status && !*empty)
+        status = take_last_version(body, height, &file, &root->offset, &root->nbytes, nkeys);
+    bool empty = !status && *nkeys == 0;
+    if (empty && (root->offset != UINT64_MAX || root->nbytes != UINT64_MAX))
+        status = body_fail(body, "version has no keys, and a root");
+    if (!status && !empty)
         status = find_file(reader, slice_of(""), &table, file, &root->file);
-    if (!status && !*empty)
+    if (!status && !empty)
         bytes_put(prefix, table.texts.data + table.paths[file].text, table.paths[file].base_nbytes);
     if (!status && prefix->failed)
         status = RSD_ENOMEM;
@@ -357,18 +363,22 @@ static rsd_status read_database(struct ocdbt_reader *reader, uint32_t manifest)
     struct node_reference root = {0};
     struct bytes prefix = {0};
     unsigned height = 0;
-    bool empty = false;
+    uint64_t nkeys = 0;
     char *frame = NULL;
     size_t n = 0;
     rsd_status status = store_load(reader->keys->store, manifest, MAX_BODY_NBYTES, &frame, &n);
     if (!status)
         status = frame_open((unsigned char *)frame, n, MANIFEST_MAGIC, &body);
     if (!status)
-        status = read_manifest(reader, &body, &root, &height, &prefix, &empty);
+        status = read_manifest(reader, &body, &root, &height, &prefix, &nkeys);
     if (status)
         status = store_fail_in(reader->keys->store, manifest, status);
-    else if (!empty)
+    else if (nkeys > 0)
         status = visit_tree(reader, &root, height, bytes_slice(&prefix), slice_of(""));
+    if (!status && reader->keys->n != nkeys)
+        status = store_fail_in(reader->keys->store, manifest,
+                               fail(RSD_EFORMAT, "version has %llu keys, and its tree %zu",
+                                    (unsigned long long)nkeys, reader->keys->n));
     mem_free(frame);
     bytes_drop(&body.bytes);
     bytes_drop(&prefix);

@@ -103,9 +103,9 @@ static bool find_grid_index(const struct zarr_array *zarr, struct slice rest, in
         bool separated = d > 0 || zarr->prefixed;
         if (separated && (at >= rest.nbytes || rest.bytes[at++] != zarr->separator))
             return false;
-        if (!take_index(rest, &at, zarr_grid_count(zarr, d), &one))
+        if (!take_index(rest, &at, zarr_grid_count(zarr, d), &one) ||
+            !mul_i64(index, zarr_grid_count(zarr, d), &index) || !add_i64(index, one, &index))
             return false;
-        index = index * zarr_grid_count(zarr, d) + one;
     }
     *out = index;
     return at == rest.nbytes;

@@ -264,6 +264,10 @@ rsd_status orbax_add_boxes(struct catalog *catalog, struct key_list *keys,
     int64_t count[RSD_MAX_DIMS], all = 1, next = 0;
     TRY(add_described(catalog, &described, &array->chunks));
     array->fill = UINT32_MAX;
+    if (box_is_empty(zarr->ndim, zarr->shape)) {
+        struct extent empty = {.kind = EXTENT_ARRAY, .file = array->file, .detail = array->chunks};
+        return catalog_add_box(catalog, origin, zarr->shape, empty);
+    }
     for (int32_t d = 0; d < RSD_MAX_DIMS; d++)
         all *= count[d] = d < zarr->ndim ? zarr_grid_count(zarr, d) : 1;
     for (size_t i = 0; i < n; i++) {
@@ -273,11 +277,7 @@ rsd_status orbax_add_boxes(struct catalog *catalog, struct key_list *keys,
         if (status)
             return key_list_fail_in(keys, chunks[i].key, status);
     }
-    TRY(add_absent_chunks(catalog, keys, array, count, next, all));
-    if (all > 0)
-        return RSD_OK;
-    struct extent empty = {.kind = EXTENT_ARRAY, .file = array->file, .detail = array->chunks};
-    return catalog_add_box(catalog, origin, zarr->shape, empty);
+    return add_absent_chunks(catalog, keys, array, count, next, all);
 }
 
 /* ---- where bytes are ---- */

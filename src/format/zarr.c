@@ -84,7 +84,29 @@ struct zarr_members {
     int32_t nshape, nchunk, ninner; /* dims; -1: not there */
     size_t fill_at;                 /* of the fill value, in the text; 0: not there */
     bool typed;
+    uint32_t present; /* bits of the members that were there, by their place in a list */
 };
+
+/* Refuses a member that is there twice: readers do not agree on which one counts. inside: it is one of a shard. */
+static rsd_status check_member_once(struct json *j, struct slice key, bool inside,
+                                    struct zarr_members *members)
+{
+    static const char *const names[] = {"shape",         "chunks",      "dtype",
+                                        "compressor",    "order",       "dimension_separator",
+                                        "filters",       "fill_value",  "node_type",
+                                        "data_type",     "chunk_grid",  "chunk_key_encoding",
+                                        "codecs",        "chunk_shape", "index_codecs",
+                                        "index_location"};
+    for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
+        uint32_t bit = 1u << (i + (inside ? 16 : 0));
+        if (!slice_is(key, names[i]))
+            continue;
+        if (members->present & bit)
+            return fail(RSD_EFORMAT, "byte %zu: member '%s' is there twice", j->at, names[i]);
+        members->present |= bit;
+    }
+    return RSD_OK;
+}
 
 static rsd_status check_chunk(const struct zarr_array *array, const int64_t *chunk)
 {
@@ -189,6 +211,8 @@ static rsd_status take_codecs(struct json *j, struct codec_chain *chain, bool in
 static rsd_status take_sharding_member(struct json *j, struct slice key, struct zarr_array *array,
                                        struct zarr_members *members)
 {
+    if (!*array->refused) /* a shard in a shard was */
+        TRY(check_member_once(j, key, true, members));
     if (slice_is(key, "chunk_shape"))
         return take_extents(j, array->inner, &members->ninner);
     if (slice_is(key, "codecs"))
@@ -408,6 +432,7 @@ static rsd_status take_members(struct json *j, bool v3, struct zarr_members *mem
         TRY(json_next_key(j, &key, &more));
         if (!more)
             return json_end(j);
+        TRY(check_member_once(j, key, false, members));
         if (slice_is(key, "fill_value")) {
             json_peek(j);
             members->fill_at = j->at;

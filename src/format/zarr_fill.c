@@ -42,13 +42,24 @@ static bool is_integer(rsd_dtype dtype)
     return dtype >= RSD_I64 && dtype <= RSD_U8;
 }
 
+/* Returns whether an integer dtype has the value. */
+static bool holds_integer(rsd_dtype dtype, int64_t value)
+{
+    int nbits = 8 * (int)rsd_dtype_nbytes(dtype);
+    if (dtype >= RSD_U64)
+        return value >= 0 && (nbits == 64 || value >> nbits == 0);
+    return nbits == 64 || value >> (nbits - 1) == 0 || value >> (nbits - 1) == -1;
+}
+
 static bool put_integer(rsd_dtype dtype, int64_t value, unsigned char *out)
 {
-    if (value == 0 || is_integer(dtype)) {
-        put_little(out, (uint64_t)value, rsd_dtype_nbytes(dtype) < 8 ? rsd_dtype_nbytes(dtype) : 8);
-        return true;
-    }
-    return put_float(dtype, (double)value, out);
+    size_t n = rsd_dtype_nbytes(dtype);
+    if (value != 0 && !is_integer(dtype))
+        return put_float(dtype, (double)value, out);
+    if (value != 0 && !holds_integer(dtype, value))
+        return false;
+    put_little(out, (uint64_t)value, n < 8 ? n : 8);
+    return true;
 }
 
 /* Takes the bits of an element: 0x7fc0. */

@@ -301,6 +301,8 @@ bool source_runs_across(const struct source *source)
 {
     int64_t stride = (int64_t)source->element_nbytes;
     bool rows = true;
+    if (box_is_empty(source->ndim, source->len)) /* its other extents may be any number */
+        return false;
     for (int32_t d = source->ndim - 1; d >= 0; d--) {
         rows = rows && (source->len[d] == 1 || source->array.strides[d] >= stride);
         stride = source->len[d] == 1 ? stride : source->array.strides[d] * source->len[d];
