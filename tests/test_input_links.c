@@ -7,6 +7,7 @@
 #include "tap.h"
 #include "truth.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -61,6 +62,43 @@ static void input_that_changes(void)
     FAILS(RSD_EIO, "changed while it was read", rsd_digest(in, 0, NULL, NULL, digests, NULL));
     free(digests);
     rsd_checkpoint_close(in);
+}
+
+static int stop_at_once(void *context, const rsd_progress *progress)
+{
+    (void)context, (void)progress;
+    return 1;
+}
+
+static rsd_status convert_source(bool resume)
+{
+    rsd_io io = {.struct_nbytes = sizeof io, .on_progress = resume ? NULL : stop_at_once};
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .resume = resume, .io = &io};
+    rsd_checkpoint *in;
+    rsd_status status = rsd_checkpoint_open(in_folder("source"), NULL, &in);
+    if (!status)
+        status = rsd_convert(in, in_folder("out"), &options, NULL);
+    rsd_checkpoint_close(in);
+    return status;
+}
+
+static void input_that_changed_before_resume(void)
+{
+    CASE("a run is not resumed with an input that changed, although its size and mtime are the "
+         "same");
+    char name[400];
+    struct stat before;
+    copy_golden(in_folder("source"));
+    snprintf(name, sizeof name, "%s", in_folder("source/__0_0.distcp"));
+    CHECK(convert_source(false) == RSD_ECANCELLED);
+    CHECK(stat(name, &before) == 0);
+    int fd = open(name, O_WRONLY);
+    CHECK(fd >= 0 && pwrite(fd, "x", 1, before.st_size - 1) == 1);
+    CHECK(futimens(fd, (struct timespec[2]){before.st_atim, before.st_mtim}) == 0);
+    close(fd);
+    FAILS(RSD_EMISMATCH, "they were changed since", convert_source(true));
+    folder_remove(in_folder("out.reshard-part"));
 }
 
 static rsd_status open_and_digest(const char *path, int32_t follow_links)
@@ -145,6 +183,7 @@ int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("input_links"));
     input_that_changes();
+    input_that_changed_before_resume();
     links_of_inputs();
     directories_of_inputs();
     folder_remove(folder);

@@ -406,7 +406,8 @@ static rsd_status stat_file(struct local_directory *directory, uint32_t index, s
     return status;
 }
 
-/* Returns the length and the version of a file. Those of a file that is read are kept. */
+/* Returns the length and the version of a file. Those of a file that is read are kept. The version is the time that no
+ * user can set back, so a run is not resumed with other bytes. */
 static rsd_status local_stat(struct store *store, uint32_t index, uint64_t *nbytes,
                              int64_t *version)
 {
@@ -424,7 +425,7 @@ static rsd_status local_stat(struct store *store, uint32_t index, uint64_t *nbyt
     }
     if (!status) {
         *nbytes = file->nbytes;
-        *version = file->version;
+        *version = file->changed;
     }
     pthread_mutex_unlock(&directory->lock);
     return status;
