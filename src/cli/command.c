@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,6 +172,7 @@ static int run_verb(int argc, char **argv)
 
 int command_main(int argc, char **argv, const rsd_transport *transport)
 {
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of its write */
     ranks_start(transport);
     int code = ranks_exit(run_verb(argc, argv));
     urls_end();
