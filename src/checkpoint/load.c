@@ -143,6 +143,7 @@ static rsd_status add_load_job(struct loading *loading, size_t first, size_t end
         status = transfer_plan(transfer, catalog);
     if (status)
         return fail_in(status, "%s: ", tensor->name);
+    TRY(format_check_loaded(loading->checkpoint, tensor, (uint64_t)transfer->nbytes));
     transfer->stream = transfer->nbytes >= STREAM_MIN_TOTAL;
     bool whole = transfer->nbytes >= tensor_nbytes(catalog, tensor);
     return job_list_add(&loading->jobs, (struct batch_job){.id = loading->jobs.n,
@@ -169,10 +170,7 @@ static rsd_status list_load_jobs(struct loading *loading, int64_t n, const rsd_t
                 break;
         TRY(add_load_job(loading, first, end));
     }
-    uint64_t nbytes = 0;
-    for (size_t i = 0; i < loading->jobs.n; i++)
-        nbytes += (uint64_t)loading->jobs.list[i].of;
-    return format_check_loaded(loading->checkpoint, nbytes);
+    return RSD_OK;
 }
 
 static rsd_status load_open_job(void *context, const struct batch_job *job,

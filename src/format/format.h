@@ -420,8 +420,10 @@ rsd_status format_fail_without_metadata(const struct store *store,
  * time out of proportion to the files. */
 rsd_status format_check_claims(rsd_checkpoint *checkpoint);
 
-/* The same, once all loads together take many bytes, or there are many. A small part of any tensor can be loaded. */
-rsd_status format_check_loaded(rsd_checkpoint *checkpoint, uint64_t nbytes);
+/* The same, once all loads together take many bytes, or decode many, or there are many. A small part of any tensor
+ * can be loaded: nbytes are loaded of this one. */
+rsd_status format_check_loaded(rsd_checkpoint *checkpoint, const struct stored_tensor *tensor,
+                               uint64_t nbytes);
 
 rsd_status format_check_values(rsd_checkpoint *checkpoint); /* likewise of the items of values */
 

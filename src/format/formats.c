@@ -381,11 +381,17 @@ rsd_status format_check_claims(rsd_checkpoint *checkpoint)
     return RSD_OK;
 }
 
-rsd_status format_check_loaded(rsd_checkpoint *checkpoint, uint64_t nbytes)
+rsd_status format_check_loaded(rsd_checkpoint *checkpoint, const struct stored_tensor *tensor,
+                               uint64_t nbytes)
 {
-    nbytes = add_claim(nbytes, LAYER_NBYTES); /* an item may have to be decoded for it */
+    const struct extent *extents = &checkpoint->catalog.extents[tensor->first_extent];
+    nbytes = add_claim(nbytes, LAYER_NBYTES);
+    for (size_t box = 0; box < tensor->nboxes; box++)
+        nbytes = add_claim(nbytes, extents[box].nzstd ? extents[box].nbytes : 0);
+    if (nbytes > START_CLAIM)
+        return format_check_claims(checkpoint);
     uint64_t before = atomic_fetch_add(&checkpoint->nbytes_loaded, nbytes);
-    return add_claim(before, nbytes) <= START_CLAIM ? RSD_OK : format_check_claims(checkpoint);
+    return before + nbytes <= START_CLAIM ? RSD_OK : format_check_claims(checkpoint);
 }
 
 rsd_status format_check_values(rsd_checkpoint *checkpoint)
