@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import ctypes as C
 import glob
+import importlib
 import operator
 import os
+import signal
+import threading
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
 from . import errors
@@ -22,6 +25,7 @@ from ._header import INTEGERS, Header, Struct, fitting
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TREE = os.path.dirname(os.path.dirname(_HERE))
 
+_signals: Any = importlib.import_module("_signal")  # `signal` makes enums, which takes longer than a small run
 Int32, Int64, Text, Address = C.c_int32, C.c_int64, C.c_char_p, C.c_void_p
 
 
@@ -167,33 +171,73 @@ class Kept:
         told = kept.callback(_c.OnFinding, lambda context, text: found.append(text))
         with kept:
             _c.lib.rsd_verify(..., told, ...)
+
+    Python runs the handler of Ctrl-C when a callback begins, before the callback can catch what the handler raises. So
+    during a call in the main thread, exceptions of the handler are kept too, and the next callback fails.
     """
 
     def __init__(self) -> None:
         self.error: Optional[BaseException] = None
         self._callbacks: List[Any] = []
+        self._before: Any = None  # the handler of Ctrl-C during a call, if it was replaced
+        self._outer: Optional["Kept"] = None  # that keeps its exceptions, if a call has two of these
+        self._pending: Optional[BaseException] = None  # of the handler, for the next callback
+        self._code: Any = None  # of callbacks
 
-    def callback(self, kind: Any, function: Callable[..., Any], failed: Any = None) -> Any:
-        """Returns `function` as a callback. It returns None or a number for C. After an exception C receives
-        `failed`, by default ECANCELLED."""
-        answer = globals()["ECANCELLED"] if failed is None else failed
+    def callback(self, kind: Any, function: Callable[..., Any],
+                 failed: Optional[Callable[[BaseException], int]] = None, *, ends: bool = False) -> Any:
+        """Returns `function` as a callback. It returns None or a number for C. After an exception C receives what
+        `failed` returns for it, by default ECANCELLED. `ends`: it is called after a failure, and Ctrl-C does not
+        prevent it."""
+        failed = failed or (lambda error: globals()["ECANCELLED"])
 
         def called(*args: Any) -> Any:
             try:
+                keeper = self._outer or self
+                if keeper._pending is not None and not ends:
+                    pending, keeper._pending = keeper._pending, None
+                    return failed(pending)
                 return function(*args) or 0
             except BaseException as error:  # KeyboardInterrupt too
                 if self.error is None:
                     self.error = error
-                return answer
+                return failed(error)
 
         made = kind(called)
         self._callbacks.append(made)
+        self._code = called.__code__
         return made
 
+    def _interrupted(self, number: int, frame: Any) -> None:
+        """Handles Ctrl-C during a call. What its handler raises is raised at once where a callback catches it, such as
+        in a transport that waits."""
+        try:
+            self._before(number, frame)
+        except BaseException as error:
+            if self.error is None:
+                self.error = error
+            at = frame
+            while at is not None and at.f_code is not self._code:
+                at = at.f_back
+            if at is not None and at is not frame:
+                raise
+            self._pending = error
+
     def __enter__(self) -> "Kept":
+        if self._callbacks and threading.current_thread() is threading.main_thread():
+            handler = _signals.getsignal(signal.SIGINT)
+            keeper = getattr(handler, "__self__", None)
+            if isinstance(keeper, Kept):
+                self._outer = keeper
+            elif callable(handler):
+                self._before = handler
+                _signals.signal(signal.SIGINT, self._interrupted)
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        before, self._before, self._outer, self._pending = self._before, None, None, None
+        if before is not None:
+            _signals.signal(signal.SIGINT, before)
         if self.error is not None:
             kept, self.error = self.error, None
             raise kept from kept.__cause__  # the status of the call was caused by it

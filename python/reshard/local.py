@@ -4,9 +4,8 @@ from __future__ import annotations
 import contextlib
 import ctypes as C
 import json
-import signal
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from . import _c, dtypes, memory
 from .carry import AnyPool, Pool, flat_strides, in_order, see_all
@@ -57,28 +56,6 @@ def _is_main() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-@contextlib.contextmanager
-def _interrupts(kept: _c.Kept) -> Iterator[None]:
-    """Keeps exceptions of the handler of Ctrl-C. Python runs it when a callback begins, before the callback can catch
-    what the handler raises."""
-    before = signal.getsignal(signal.SIGINT) if _is_main() else None
-    if not callable(before):
-        yield
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        try:
-            before(number, frame)
-        except BaseException as error:
-            kept.error = kept.error or error
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class Call:
     """One call on checkpoints: its rsd_io, and exceptions of its callbacks.
 
@@ -100,18 +77,14 @@ class Call:
             def report_progress(_: Any, about: Any) -> Optional[int]:
                 if progress is not None:
                     progress(about.contents.nbytes_done, about.contents.nbytes_total)
-                return None if self.kept.error is None else _c.ECANCELLED
+                return None
             io.on_progress = self.kept.callback(_c.OnProgress, report_progress)
         self.io = C.pointer(io)
 
     def run(self, function: Any, *args: Any) -> None:
         """Makes a call. Raises the exception of a callback or the transport, else that of the status."""
-        with self.kept, _interrupts(self.kept):
-            if self._transport is None:
-                function(*args)
-            else:
-                with self._transport.kept:
-                    function(*args)
+        with contextlib.nullcontext() if self._transport is None else self._transport.kept, self.kept:
+            function(*args)
 
     def __call__(self, function: Any, *args: Any) -> Report:
         report = _c.Report()

@@ -84,7 +84,7 @@ class Transport(AnyTransport):
         kinds = dict(type(self.table)._fields_)
         for name in ("send", "recv", "test"):
             setattr(self.table, name, self._guarded(kinds[name], getattr(self, "_" + name)))
-        self.table.cancel = self.kept.callback(kinds["cancel"], self._cancel, 0)
+        self.table.cancel = self.kept.callback(kinds["cancel"], self._cancel, lambda error: 0, ends=True)
         if device is not None:
             self.table.exchange = self._guarded(kinds["exchange"], self._exchange)
             self.table.device = device
@@ -120,18 +120,8 @@ class Transport(AnyTransport):
 
     def _guarded(self, kind: Any, function: Any) -> Any:
         """Returns a callback of a ctypes kind, which keeps exceptions for the call of the library."""
-        kept = self.kept
-
-        def called(*args: Any) -> Optional[int]:
-            try:
-                function(*args)
-                return 0
-            except BaseException as error:  # exceptions cannot pass through C; the call raises it
-                if kept.error is None:
-                    kept.error = error
-                return _c.lib.rsd_set_error(errors.number_of(error), f"{type(error).__name__}: {error}".encode())
-
-        return kind(called)
+        return self.kept.callback(kind, function, lambda error: _c.lib.rsd_set_error(
+            errors.number_of(error), f"{type(error).__name__}: {error}".encode(errors="replace")))
 
     def _keep(self, request: Any, out: Any) -> None:
         number, self._next = self._next, self._next + 1

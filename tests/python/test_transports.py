@@ -2,7 +2,13 @@
 import collections
 import gc
 import itertools
+import os
+import shutil
+import signal
+import sys
+import tempfile
 import threading
+import time
 import unittest
 import weakref
 
@@ -176,6 +182,38 @@ class Transports(unittest.TestCase):
             self.assertIsInstance(failed, KeyError, method)
             self.assertEqual(failed.args, (method,))
             self.assertNotIsInstance(other, KeyError)
+
+    def test_interrupt(self):
+        """Ctrl-C is raised in the call, wherever Python handles it, and requests are cancelled"""
+        class Waiting(Mailbox):
+            def test(self, request):
+                return time.sleep(self.seconds) or super().test(request)
+
+        def interrupted(seconds, call):
+            transport = Waiting(Post(2), 0)
+            transport.seconds = seconds
+            timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+            timer.start()
+            with self.assertRaises(KeyboardInterrupt):
+                call(transport)
+            timer.join()
+            self.assertGreater(transport.cancelled, 0)
+            self.assertIs(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+
+        def bind(transport):
+            reshard.bind(Plan("f32[8] : 2:S0 -> 2:R"), transport=transport)
+
+        def save(transport):
+            reshard.save(self.path, {"w": np.zeros(8)}, transport=transport)
+
+        self.path = os.path.join(tempfile.mkdtemp(), "x")
+        self.addCleanup(shutil.rmtree, os.path.dirname(self.path))
+        lost = []
+        before, sys.unraisablehook = sys.unraisablehook, lost.append
+        self.addCleanup(setattr, sys, "unraisablehook", before)
+        for seconds, call in itertools.product((0, 0, 0, 1e-4, 0.2), (lambda one: one.gather(b"x"), bind, save)):
+            interrupted(seconds, call)
+        self.assertEqual(lost, [])
 
     def test_time_out(self):
         """the error names a rank that does not make the call"""
