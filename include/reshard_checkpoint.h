@@ -137,6 +137,10 @@ const char *rsd_checkpoint_file(const rsd_checkpoint *checkpoint, int64_t index)
  * that were not read. Returns NULL if the index is invalid: notes are numbered from 0. */
 const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index);
 
+/* Returns EFORMAT if the tensors claim far more bytes than the files can have. A program that allocates memory for the
+ * tensors of a file that it does not trust calls this first. Since 0.2. */
+rsd_status rsd_checkpoint_check_claims(rsd_checkpoint *checkpoint);
+
 /* One stored box of a tensor. Since 0.2. */
 typedef struct rsd_extent {
     size_t struct_nbytes; /* use RSD_INIT */

@@ -11,6 +11,7 @@ import contextlib
 import ctypes as C
 import itertools
 import json
+import math
 import os
 import threading
 from html import escape
@@ -134,7 +135,9 @@ class LazyTensor:
         if selection.empty:
             return frameworks.empty(selection.shape, kind, like)
         reading = selection.reading(self._dtype.nbytes)
-        array = frameworks.empty(reading.shape, kind, like)
+        if kind.nbytes * math.prod(reading.shape) >= frameworks.LARGE_NBYTES:
+            self._checkpoint.check_claims()
+        array = frameworks.empty(reading.shape, kind, like, name=self.name)
         seen = memory.see(array, self.name, True)
         self._read(reading, seen, memory.dense_strides(reading.shape), kind, pool)
         return frameworks.finished(array, reading.shape, reading.after, selection.shape, kind, like)
@@ -527,6 +530,11 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         with self.in_use() as handle:
             return call(_c.lib.rsd_load, handle, len(locals_), _c.packed(_c.Tensor, locals_), C.byref(options))
 
+    def check_claims(self) -> None:
+        """FormatError if tensors claim far more bytes than the files can have, so that no memory is allocated."""
+        with self.in_use() as handle:
+            _c.lib.rsd_checkpoint_check_claims(handle)
+
     def state_dict(self, *, like: Optional[str] = None, nested: bool = True,
                    pool: AnyPool = None) -> Dict[str, Any]:
         """Reads everything. Returns the state dict that was saved, nested if the paths are known. `like` is the kind of
@@ -534,7 +542,8 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         number of threads."""
         like = frameworks.check(self.like if like is None else like)
         tensors = {name: self[name] for name in self}
-        leaves: Dict[str, Any] = {name: frameworks.empty(one.shape, one.dtype, like)
+        self.check_claims()
+        leaves: Dict[str, Any] = {name: frameworks.empty(one.shape, one.dtype, like, name=name)
                                   for name, one in tensors.items()}
         # New arrays are dense, for any dtype and shape of the framework.
         made = [Local(name, Layout.whole(one.dtype, one.shape),
@@ -546,7 +555,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
         if not nested:
             return leaves
         paths = {name: tensors[name].path if name in tensors else values.path(name) for name in leaves}
-        return states.unflatten(leaves, paths)
+        return states.unflatten(leaves, paths, self.path)
 
 
 def open(path: Pathlike, *, like: str = "auto",  # noqa: A001 (reshard.open)

@@ -5,7 +5,7 @@
     "numpy"         NumPy arrays; dtypes that NumPy does not have need ml_dtypes, or are refused
     "torch"         torch tensors, on the CPU unless a device is stated
     "raw"           NumPy arrays, dtypes that NumPy does not have as unsigned integers of the same bits
-    "memoryview"    memoryviews of bytearrays, without any package; complex numbers and others as bits
+    "memoryview"    memoryviews, without any package; complex numbers and others as bits
 """
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import importlib
 import importlib.util
 import itertools
 import math
+import mmap
 import sys
 from typing import Any, Mapping, Sequence, Tuple
 
 from . import dtypes
-from .errors import InvalidError
+from .errors import InvalidError, OutOfMemoryError
 
 LIKES = ("auto", "numpy", "torch", "raw", "memoryview")
+LARGE_NBYTES = 1 << 20  # of memory that is requested from the system
 
 
 def check(like: str) -> str:
@@ -73,17 +75,30 @@ def like_of(arrays: Any) -> str:
     return "memoryview" if isinstance(arrays, (memoryview, bytes, bytearray)) else "numpy"
 
 
-def empty(shape: Sequence[int], dtype: Any, like: str, device: Any = None) -> Any:
-    """Returns a new dense array with unspecified values. `device` is for torch."""
+def empty(shape: Sequence[int], dtype: Any, like: str, device: Any = None, *, name: str = "an array") -> Any:
+    """Returns a new dense array with unspecified values. `device` is for torch. The array takes no memory before it is
+    filled, so what a file claims costs nothing before it is proven. OutOfMemoryError, with the `name` of the tensor, if
+    the system does not have so much."""
     one = dtypes.dtype(dtype)
     like = usable(like, one)
-    if like == "torch":
-        import torch
-        return torch.empty(tuple(shape), dtype=dtypes.torch_dtype(one), device=device)
-    if like == "memoryview":
-        return _cast(memoryview(bytearray(one.nbytes * math.prod(shape))), shape, one)
-    import numpy
-    return numpy.empty(tuple(shape), dtypes.numpy_dtype(one, raw=like == "raw"))
+    try:
+        if like == "torch":
+            import torch
+            return torch.empty(tuple(shape), dtype=dtypes.torch_dtype(one), device=device)
+        if like == "memoryview":
+            return _cast(_bytes(one.nbytes * math.prod(shape)), shape, one)
+        import numpy
+        return numpy.empty(tuple(shape), dtypes.numpy_dtype(one, raw=like == "raw"))
+    except (MemoryError, OverflowError, ValueError, OSError, RuntimeError) as error:
+        nbytes = one.nbytes * math.prod(shape)
+        if nbytes < LARGE_NBYTES or device is not None:
+            raise
+        raise OutOfMemoryError(f"{name}: cannot allocate {nbytes} bytes for {one.name}{list(shape)}") from error
+
+
+def _bytes(nbytes: int) -> memoryview:
+    """Returns new memory. Python would fill a large bytearray with zeros, which the system does when pages are used."""
+    return memoryview(mmap.mmap(-1, nbytes) if nbytes >= LARGE_NBYTES else bytearray(nbytes))
 
 
 def over(flat: memoryview, shape: Sequence[int], dtype: Any, like: str) -> Any:

@@ -12,7 +12,7 @@ import sys
 from typing import (Any, Container, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Tuple,
                     Union)
 
-from .errors import InvalidError, UnsupportedError
+from .errors import FormatError, InvalidError, UnsupportedError
 
 Path = Tuple[Union[str, int], ...]
 
@@ -143,20 +143,56 @@ def _bytes_again(found: Dict[str, Any]) -> Any:
     return found
 
 
-def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Optional[Path]]) -> Dict[str, Any]:
-    """Returns the nested dict of values at paths. A value without a path is under its name."""
+# Places of lists in a state dict, besides one for each entry: what was empty is not in a checkpoint.
+SPARE_PLACES = 1 << 20
+
+
+def check_places(paths: Mapping[str, Optional[Path]], where: str) -> None:
+    """FormatError, which begins with `where`, if the lists of a nested dict with these paths would have far more places
+    than there are entries."""
+    left = SPARE_PLACES + len(paths)
+    whole: Dict[Any, Any] = {}
+    extents: Dict[int, int] = {}  # of the lists, by the id of their dict in `whole`
+    for name, path in paths.items():
+        inside = whole
+        for step in path or ():
+            if isinstance(step, int):
+                left -= max(0, step + 1 - extents.get(id(inside), 0))
+                extents[id(inside)] = max(step + 1, extents.get(id(inside), 0))
+            if left < 0:
+                raise FormatError(f"{where}: {name}: its path {_shown(path)} is in a list of far more places than the "
+                                  f"checkpoint has entries ({len(paths)})")
+            inside = inside.setdefault(step, {})
+
+
+def _shown(path: Any) -> str:
+    text = str(list(path))
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Optional[Path]],
+              where: str = "state") -> Dict[str, Any]:
+    """Returns the nested dict of values at paths. A value without a path is under its name. FormatError, which begins
+    with `where`, if paths contradict each other."""
+    check_places(paths, where)
     state: Dict[str, Any] = {}
+    made = {id(state)}  # what may have entries put into it, unlike dicts and lists that are values
     for name, what in leaves.items():
         path: List[Any] = list(paths.get(name) or (name,))
         holder: Any = state
         for step, following in zip(path, path[1:] + [None]):
             if isinstance(holder, list):
+                if not isinstance(step, int):
+                    raise FormatError(f"{where}: {name}: its path {_shown(path)} has a key where others have an index")
                 holder.extend([None] * (step + 1 - len(holder)))
-            if following is None:
-                holder[step] = what
-                continue
             inner = holder[step] if isinstance(holder, list) else holder.get(step)
-            if inner is None:
-                inner = holder[step] = [] if isinstance(following, int) else {}
+            if inner is not None and (following is None or id(inner) not in made):
+                raise FormatError(f"{where}: {name}: another entry is at its path {_shown(path)}, or in front of it")
+            if following is None:
+                inner = what
+            elif inner is None:
+                inner = [] if isinstance(following, int) else {}
+                made.add(id(inner))
+            holder[step] = inner
             holder = inner
     return state

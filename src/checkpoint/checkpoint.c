@@ -292,6 +292,11 @@ int64_t rsd_checkpoint_nfiles(const rsd_checkpoint *checkpoint)
     return (int64_t)checkpoint->store->names.n;
 }
 
+rsd_status rsd_checkpoint_check_claims(rsd_checkpoint *checkpoint)
+{
+    return format_check_claims(checkpoint);
+}
+
 const char *rsd_checkpoint_note(const rsd_checkpoint *checkpoint, int64_t index)
 {
     bool known = index >= 0 && (uint64_t)index < checkpoint->catalog.nnotes;

@@ -383,14 +383,20 @@ static rsd_status add_storages(struct metadata_reader *reader)
 
 /* ---- paths in the nested state dict ---- */
 
-/* Says whether a path is a tuple of texts and numbers. */
+/* Says whether a path is a tuple of keys, which are texts without NUL, and of indices. */
 static bool is_plain_path(const struct pickle_tree *tree, pickle_node path)
 {
     bool fine = pickle_kind(tree, path) == NODE_TUPLE &&
                 pickle_count(tree, path) <= MAX_PATH_STEPS && budget_take(pickle_count(tree, path));
     for (uint32_t i = 0; fine && i < pickle_count(tree, path); i++) {
-        enum pickle_kind kind = pickle_kind(tree, pickle_item(tree, path, i));
-        fine = kind == NODE_STRING || kind == NODE_INT;
+        pickle_node step = pickle_item(tree, path, i);
+        int64_t index;
+        if (pickle_kind(tree, step) == NODE_STRING) {
+            struct slice key = pickle_text(tree, step);
+            fine = budget_take(1 + key.nbytes / 64) && !memchr(key.bytes, 0, key.nbytes);
+        } else
+            fine = pickle_kind(tree, step) == NODE_INT && pickle_as_i64(tree, step, &index) &&
+                   index >= 0;
     }
     return fine;
 }

@@ -313,21 +313,21 @@ static uint64_t claim_needs(uint64_t claim, uint64_t start, uint64_t factor)
     return claim <= start ? 0 : (claim - start - 1) / factor + 1;
 }
 
-/* Adds the sizes of files until there are enough, so that few files of a plausible checkpoint are touched. *known is
- * false if one cannot be found: that is reported where it is read. */
+/* Adds the sizes of files until there are enough, so that few files of a plausible checkpoint are touched. One that
+ * cannot be found has no bytes. *any is false if none can: that is reported where they are read. */
 static rsd_status sum_stored(const rsd_checkpoint *checkpoint, uint64_t enough, uint64_t *stored,
-                             bool *known)
+                             bool *any)
 {
     struct store *store = checkpoint->store;
     *stored = 0;
-    *known = true;
-    for (uint32_t file = 0; file < store->names.n && *known && *stored < enough; file++) {
+    *any = false;
+    for (uint32_t file = 0; file < store->names.n && *stored < enough; file++) {
         uint64_t nbytes;
         rsd_status status = store_stat_own(store, file, &nbytes);
         if (status == RSD_ENOMEM)
             return status;
-        *known = !status;
-        *stored = status ? 0 : add_claim(*stored, nbytes);
+        *any = *any || !status;
+        *stored = add_claim(*stored, status ? 0 : nbytes);
     }
     return RSD_OK;
 }
@@ -354,7 +354,7 @@ static uint64_t count_needed(const struct claims *claims)
 rsd_status format_check_claims(rsd_checkpoint *checkpoint)
 {
     struct claims claims = {0};
-    bool known;
+    bool any;
     if (atomic_load(&checkpoint->claims_plausible))
         return RSD_OK;
     const struct extent **last = mem_new(checkpoint->store->names.n, sizeof(struct extent *));
@@ -366,8 +366,8 @@ rsd_status format_check_claims(rsd_checkpoint *checkpoint)
         return fail_in_checkpoint(checkpoint,
                                   fail(RSD_EFORMAT, "tensors claim more than 2^62 bytes"));
     uint64_t needed = count_needed(&claims);
-    TRY(sum_stored(checkpoint, needed, &claims.stored, &known));
-    if (known && claims.stored < needed)
+    TRY(sum_stored(checkpoint, needed, &claims.stored, &any));
+    if (any && claims.stored < needed)
         return fail_in_checkpoint(
             checkpoint,
             fail(
@@ -398,15 +398,15 @@ rsd_status format_check_values(rsd_checkpoint *checkpoint)
 {
     const struct catalog *catalog = &checkpoint->catalog;
     uint64_t items = 0, stored;
-    bool known;
+    bool any;
     if (atomic_load(&checkpoint->values_plausible))
         return RSD_OK;
     for (size_t i = 0; i < catalog->nvalues; i++)
         if (catalog->values[i].extent.kind != EXTENT_NONE)
             items = add_claim(items, catalog->values[i].extent.nbytes);
     uint64_t needed = claim_needs(items, START_ITEMS, MAX_ITEM_COPIES);
-    TRY(sum_stored(checkpoint, needed, &stored, &known));
-    if (known && stored < needed)
+    TRY(sum_stored(checkpoint, needed, &stored, &any));
+    if (any && stored < needed)
         return fail(RSD_EFORMAT, "items of values claim %llu bytes, and the files have %llu",
                     (unsigned long long)items, (unsigned long long)stored);
     atomic_store(&checkpoint->values_plausible, true);

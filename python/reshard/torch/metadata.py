@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkSt
                                                    MetadataIndex, StorageMeta, TensorProperties,
                                                    TensorStorageMetadata)
 
-from .. import dtypes
+from .. import dtypes, states
 from ..checkpoint import Checkpoint, Stored
 
 
@@ -26,6 +26,7 @@ def _place(stored: Stored) -> _StorageInfo:
 
 def of_checkpoint(checkpoint: Checkpoint) -> Metadata:
     """The metadata of a checkpoint in any format, as if torch had saved it."""
+    checkpoint.check_claims()  # planners of torch allocate what the metadata says
     dcp = checkpoint.format == "dcp"
     tensors: Dict[str, Any] = {}
     places: Dict[MetadataIndex, Any] = {}
@@ -49,6 +50,7 @@ def of_checkpoint(checkpoint: Checkpoint) -> Metadata:
         tensors[name] = BytesStorageMetadata()
         places[MetadataIndex(name)] = _place(checkpoint.plain_values.stored(name))
         add_path(name, checkpoint.plain_values.path(name))
+    states.check_places(paths, checkpoint.path)
     nested = dcp or any(len(path) > 1 for path in paths.values())
     made = Metadata(state_dict_metadata=tensors, planner_data=paths if nested and paths else None,
                     storage_data=places)

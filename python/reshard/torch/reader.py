@@ -302,9 +302,9 @@ class Reader(UrlPaths, FileSystemReader):
         data, place = self._slice(index), self.storage_data[index]
         words = list(getattr(place, "transform_descriptors", None) or ())
         if words:
-            extensions = self.transforms.extension_registry.from_descriptor_list(words)
             stream: Any = io.BytesIO(data)
             try:
+                extensions = self.transforms.extension_registry.from_descriptor_list(words)
                 for one in reversed(extensions):
                     stream = one.transform_from(stream)
                 data = _read_limited(stream, GROWN_NBYTES + GROWTH * len(data), self._where(index))
