@@ -545,7 +545,7 @@ rsd_status rsd_rules_add(rsd_rules *rules, rsd_rule kind, const char *text);
 
 /* Adds the PLACE rules of a file, tried after those of rsd_rules_add: one EXPRESSION PLACEMENTS per line,
  * separated by white space. # starts a comment. EINVAL: an invalid line; the message has its number. ENOENT: the file
- * does not exist. ELIMIT: it has more than 16 MB. After a failure, the lines before are added. */
+ * does not exist. ELIMIT: it has more than 16 MB or 50,000 lines. After a failure, the lines before are added. */
 rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path);
 
 /* One message of a check: a problem (1), or a note about a rule without effect (0). A problem that many

@@ -204,20 +204,31 @@ static rsd_status add_rule_line(rsd_rules *rules, const char *path, int number, 
     return status == RSD_EINVAL ? fail_in(status, "%s:%d: ", path, number) : status;
 }
 
-rsd_status rules_read_file(const char *path, struct bytes *out)
+/* Reads a text until its end, or until it is too long. A user's file adds to the budget as a checkpoint's does. */
+static rsd_status read_text(FILE *file, const char *path, struct bytes *out)
 {
     enum { MAX_TEXT_NBYTES = 1 << 24 };
     char block[4096];
+    for (size_t n; !out->failed && (n = fread(block, 1, sizeof block, file)) > 0;) {
+        const char *zero = memchr(block, 0, n);
+        if (zero)
+            return fail(RSD_EINVAL, "%s is not a text: byte %zu is zero", path,
+                        out->n + (size_t)(zero - block));
+        if (out->n + n > MAX_TEXT_NBYTES)
+            return fail(RSD_ELIMIT, "%s has more than %d bytes", path, (int)MAX_TEXT_NBYTES);
+        budget_add_file(n);
+        budget_add_input(n);
+        bytes_put(out, block, n);
+    }
+    return ferror(file) ? fail(RSD_EIO, "%s: %s", path, strerror(errno)) : RSD_OK;
+}
+
+rsd_status rules_read_file(const char *path, struct bytes *out)
+{
     FILE *file = fopen(path, "r");
     if (!file)
         return fail(errno == ENOENT ? RSD_ENOENT : RSD_EIO, "%s: %s", path, strerror(errno));
-    for (size_t n; out->n <= MAX_TEXT_NBYTES && (n = fread(block, 1, sizeof block, file)) > 0;)
-        bytes_put(out, block, n);
-    rsd_status status = RSD_OK;
-    if (ferror(file))
-        status = fail(RSD_EIO, "%s: %s", path, strerror(errno));
-    else if (out->n > MAX_TEXT_NBYTES)
-        status = fail(RSD_ELIMIT, "%s has more than %d bytes", path, (int)MAX_TEXT_NBYTES);
+    rsd_status status = read_text(file, path, out);
     fclose(file);
     bytes_put(out, "", 1);
     return status ? status : out->failed ? RSD_ENOMEM : RSD_OK;
@@ -225,6 +236,7 @@ rsd_status rules_read_file(const char *path, struct bytes *out)
 
 rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path)
 {
+    enum { MAX_LINES = 50000 }; /* a rule takes a few kilobytes */
     struct bytes content = {0};
     rsd_status status = rules_read_file(path, &content);
     char *line = (char *)content.data;
@@ -232,7 +244,10 @@ rsd_status rsd_rules_add_file(rsd_rules *rules, const char *path)
         char *end = strchr(line, '\n');
         if (end)
             *end++ = '\0';
-        status = add_rule_line(rules, path, number, line);
+        if (number > MAX_LINES && *line)
+            status = fail(RSD_ELIMIT, "%s has more than %d lines", path, (int)MAX_LINES);
+        else
+            status = add_rule_line(rules, path, number, line);
         line = end;
     }
     bytes_drop(&content);

@@ -100,7 +100,8 @@ rsd_status rules_open_joined(rsd_checkpoint *checkpoint, const struct store_list
 rsd_status rules_add_place(rsd_rules *rules, enum rule_source source, const char *label,
                            struct slice expression, const char *placements);
 
-/* Reads a file of text of the user, with a NUL behind it. ENOENT: it does not exist. ELIMIT: it is too long. */
+/* Reads a file of text of the user, with a NUL behind it. ENOENT: it does not exist. ELIMIT: it is too long. EINVAL: it
+ * has a NUL. */
 rsd_status rules_read_file(const char *path, struct bytes *out);
 
 /* ---- rules_model.c: the model in what trainers write ---- */
