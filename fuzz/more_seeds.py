@@ -170,7 +170,7 @@ def experts():
 
 def vectors():
     """Scalars of every dtype, groups, shared and frozen parameters, and parts of other shapes."""
-    flat = bad_trainers.flat
+    flat, rows = bad_trainers.flat, bad_trainers.ROWS_OF_4
 
     def zero(options, model, optim, stage=3):
         files = {}
@@ -189,10 +189,10 @@ def vectors():
         zero(MODEL_DTYPE if cls == "HalfStorage" else 0, bad_trainers.model(), bad_trainers.vectors(states=states))
         base = dct((text("state"), states), (text("param_groups"), lst(dct((text("params"), lst(num(0))), (text("lr"),
                                                                            floating(0.5)), (num(1), num(2))))))
-        zero(0, bad_trainers.model(state(w=flat())), dct(
+        zero(0, bad_trainers.model(state(w=rows)), dct(
             (text("partition_count"), lst(num(2))), (text("base_optimizer_state"), base),
             (text("single_partition_of_fp32_groups"), lst(flat()))), 1)
-    shared = bad_trainers.model(state(w=flat(), v=flat()), shared_params=dct((text("v"), text("w")), (text("x"), text(
+    shared = bad_trainers.model(state(w=rows, v=rows), shared_params=dct((text("v"), text("w")), (text("x"), text(
         "nowhere"))), ds_version=text("0.19"), buffer_names=lst(text("b"), num(1)))
     for options in (0, MODEL_DTYPE):
         zero(options, shared, bad_trainers.vectors())
