@@ -165,12 +165,15 @@ def chunk(lo, length):
     return obj("ChunkStorageMetadata", dct((text("offsets"), size(*lo)), (text("sizes"), size(*length))))
 
 
-def meta(shape=(2, 4), chunks=(((0, 0), (2, 4)),), dtype="float32", chunk_list=None):
+def properties(dtype="float32"):
     layout = call("torch.serialization", "_get_layout", text("torch.strided"))
     enum = call("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING", num(0))
-    properties = obj("TensorProperties", tup(glob("torch", dtype), layout, FALSE, enum, FALSE))
+    return obj("TensorProperties", tup(glob("torch", dtype), layout, FALSE, enum, FALSE))
+
+
+def meta(shape=(2, 4), chunks=(((0, 0), (2, 4)),), dtype="float32", chunk_list=None):
     boxes = chunk_list or lst(*(chunk(*c) for c in chunks))
-    return obj("TensorStorageMetadata", dct((text("properties"), properties), (text("size"), size(*shape)),
+    return obj("TensorStorageMetadata", dct((text("properties"), properties(dtype)), (text("size"), size(*shape)),
                                             (text("chunks"), boxes)))
 
 

@@ -11,7 +11,7 @@ import struct
 import sys
 
 from bad_parts import archive, call, chunk, dct, glob, index, info, meta, num, obj, pickle, record, saved
-from bad_parts import storage, text, tup, zstd, FALSE, NONE
+from bad_parts import properties, storage, text, tup, zstd, FALSE, NONE
 
 FOLDER = sys.argv[1] if len(sys.argv) > 1 else "costly"
 BYTES = obj("BytesStorageMetadata")
@@ -90,8 +90,8 @@ def shared_states():
         (key, key_again), (place, place_again) = memo.keep(key), memo.keep(place)
         dcp(f"state_of_{what}", mapped(), mapped(key, place, (key_again + place_again) * 90000))
     memo = Memo()
-    first, again = memo.keep(with_junk("TensorStorageMetadata", 200000, (text("size"), tup(num(0))),
-                                       (text("chunks"), listed())))
+    first, again = memo.keep(with_junk("TensorStorageMetadata", 200000, (text("properties"), properties()),
+                                       (text("size"), tup(num(0))), (text("chunks"), listed())))
     names = b"".join(text(f"{i}") + again for i in range(30000))
     dcp("state_of_tensors", mapped(text("w"), first, names), mapped())
     memo = Memo()
@@ -168,7 +168,7 @@ def printed_values():
             value, again = memo.keep(listed(value, again * 3))
         put(f"shared_{what}.pt", saved(value))
     memo = Memo()
-    key, key_again = memo.keep(text("k" * 500))
+    key, key_again = memo.keep(text("k" * 90))
     value, again = memo.keep(num(1))
     for _ in range(20):
         value, again = memo.keep(mapped(key_again, value, (key_again + again) * 30))
@@ -207,7 +207,7 @@ def compressed():
     skipped = struct.pack("<II", 0x184D2A51, (1 << 30) - 8)
     inner = HEAD + block(0, 8) + skipped + (block(1, 1 << 17) + b"\0") * 8191 + block(1, (1 << 17) - 8, True) + b"\0"
     value_file("skipped_frames", zstd(inner[:60000]) + zstd(inner[60000:][:60000]), 2)
-    value_file("skipped_in_zeros", zeros(1 << 33), 2)
+    value_file("skipped_in_zeros", inner, 2)
     value_file("empty_frames", struct.pack("<II", 0x184D2A50, 0) * 100000, 1)
     value_file("empty_frames_inside", zstd(*[struct.pack("<II", 0x184D2A50, 0) * 16000] * 6), 2)
     value_file("zeros", zeros(1 << 34), 1)
@@ -215,6 +215,10 @@ def compressed():
     plain = archive(record("archive/data.pkl", nodes), record("archive/version", b"3\n"))
     repeated = zstd(*[plain[i:i + 60000] for i in range(0, len(plain), 60000)])
     value_file("many_values_of_one_item", repeated, 1, values=9000)
+    n = 1 << 20
+    plain = archive(record("archive/data.pkl", pickle(b"(" + b"N" * n + b"1N"), crc=0), record("archive/version", b"3\n"))
+    start, end = plain.split(b"N" * n)
+    value_file("many_values_of_one_byte", zstd(start, *[(b"N", 1 << 17)] * 8, end), 1, values=9000)
     memo = Memo()
     n = 1 << 36
     tensor = meta((n,), (((0,), (n,)),))

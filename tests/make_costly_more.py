@@ -38,7 +38,7 @@ def overlaps():
     dcp("rows_and_columns", tensors, mapped(stored), data=item)
     memo, tensors, stored = Memo(), b"", b""
     width = 150
-    item = saved(flat(64), data=CONTENT)
+    item = saved(flat(64), data=b"\1" * 256)
     place_of, again = memo.keep(info(length=len(item)))
     boxes, boxes_again = memo.keep(listed(*(chunk((i,), (64,)) for i in range(width))))
     for t in range(60):
@@ -183,9 +183,12 @@ def trainers():
     one, again = memo.keep(mapped(*(text("k" * 1500 + f"{i:04}") + NONE for i in range(250))))
     zero("zero_keys", model(1), vectors(mapped(num(0), one, (num(0) + again) * 60000)))
     memo = Memo()
-    one, again = memo.keep(mapped())
-    zero("zero_ids", model(1), vectors(mapped(num(70000), one, (num(70000) + again) * 50000),
-                                       fp32=listed(*[flat(1)] * 10)))
+    one, again = memo.keep(flat(1))
+    none, none_again = memo.keep(mapped())
+    group, group_again = memo.keep(dct((text("params"), listed(num(1)))))
+    zero("zero_ids", model(1), vectors(
+        mapped(num(70000), none, (num(70000) + none_again) * 20000), fp32=listed(one, again * 20000),
+        groups=listed(group, group_again * 19999, dct((text("params"), listed(num(70000)))))))
     memo = Memo()
     numbers, again = memo.keep(listed(num(0), num(0) * 1000))
     zero("zero_groups", model(10000), vectors(mapped(), listed(state(params=numbers), *(
@@ -238,7 +241,7 @@ def headers():
     def one(name, body):
         put(name, struct.pack("<Q", len(body)) + body)
 
-    one("deep.safetensors", b'{"__metadata__":{"a":' + b"[" * 400000 + b"]" * 400000 + b"}}")
+    one("deep.safetensors", b'{"__metadata__":{"reshard":"{\\"a\\":' + b"[" * 400000 + b'"}}')
     one("long_number.safetensors", b'{"w":{"dtype":"U8","shape":[' + b"0" * 800000 + b'],"data_offsets":[0,0]}}')
     one("metadata.safetensors", b'{"__metadata__":{' + b",".join(b'"%d":"x"' % i for i in range(60000)) + b"}}")
     one("same_names.safetensors", b'{' + b",".join(

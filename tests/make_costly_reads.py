@@ -10,7 +10,7 @@ import os
 import struct
 
 import bad_orbax
-from bad_parts import chunk, index, info, meta, pickle, safe, saved, streamed, tensor, text, zstd, ZSTD
+from bad_parts import chunk, index, info, meta, pickle, safe, saved, streamed, tensor, text, zstd, DATA, STREAM, ZSTD
 from make_costly import dcp, listed, mapped, put, Memo, FOLDER
 
 
@@ -83,8 +83,9 @@ def streams():
     n = 2 << 20
     boxes_of("many_overlapping_streams", (n + 128,), [((i,), (n,)) for i in range(120)], streamed_tensor((n,), (1,)),
              transforms=ZSTD)
-    first, later = zstd(b"x" * 100, window=17), zstd(b"x" * 100, window=24)
-    boxes_of("windows_that_grow", (2, 4), [((0, 0), (2, 4))], first + later * 10, transforms=ZSTD)
+    at = STREAM.index(DATA)
+    boxes_of("windows_that_grow", (2, 4), [((0, 0), (2, 4))],
+             zstd(STREAM[:at], window=17) + zstd(STREAM[at:], window=24), transforms=ZSTD)
 
 
 def shared_items():
