@@ -333,7 +333,7 @@ static bool can_resume(const struct conversion_run *c, rsd_status status)
 {
     return status == RSD_EIO || status == RSD_ENOENT || status == RSD_ECANCELLED ||
            status == RSD_EEXIST || status == RSD_ETIMEOUT || status == RSD_EPEER ||
-           (status == RSD_EMISMATCH && c->dest && c->dest->resumed);
+           status == RSD_ENOMEM || (status == RSD_EMISMATCH && c->dest && c->dest->resumed);
 }
 
 /* Collective. Opens the output, converts, and commits. After a failure, keeps what can be resumed and removes the
