@@ -92,7 +92,7 @@ static void resume(enum kind kind)
     folder_remove(in_folder("target"));
 }
 
-/* Gives the files of a stopped run the lengths that they have when they are complete: only the journal then says which
+/* Extends the files of a stopped run to the lengths that they have when they are complete: only the journal then says which
  * items are missing. */
 static void extend_files(void)
 {

@@ -130,7 +130,7 @@ static rsd_status read_journal(const struct store_output *dest, int fd, char *ou
     return RSD_OK;
 }
 
-static rsd_status fail_too_long(const struct store_output *dest, const char *name, size_t limit)
+static rsd_status fail_long_journal(const struct store_output *dest, const char *name, size_t limit)
 {
     return fail(RSD_EIO,
                 "%s/%s is longer than %zu bytes, the most that a journal of this output has; "
@@ -146,7 +146,7 @@ static rsd_status read_lines(const struct store_output *dest, int fd, size_t lim
     if (fstat(fd, &about) != 0)
         return fail_in_journal(dest);
     if ((uint64_t)about.st_size > limit)
-        return fail_too_long(dest, JOURNAL_NAME, limit);
+        return fail_long_journal(dest, JOURNAL_NAME, limit);
     size_t all = (size_t)about.st_size;
     char *chars = mem_new(all + 1, 1);
     rsd_status status = chars ? read_journal(dest, fd, chars, all) : RSD_ENOMEM;
@@ -204,7 +204,7 @@ static rsd_status append_journal(const struct store_output *dest, const char *na
     TRY(store_add_file(dest->store, (struct slice){name, strlen(name)}, &file));
     rsd_status status = store_load(dest->store, file, limit, &text, &n);
     if (status == RSD_ELIMIT)
-        return fail_too_long(dest, name, limit);
+        return fail_long_journal(dest, name, limit);
     if (status)
         return store_fail_in(dest->store, file, status);
     while (n > 0 && text[n - 1] != '\n')

@@ -225,7 +225,7 @@ static void find_items(struct resumption *r)
 
 /* Checks what was noted against the files. A file that is not complete is continued if it is long enough for all of its
  * items that are. */
-static void check_files(struct resumption *r)
+static void check_noted_files(struct resumption *r)
 {
     struct writer *writer = r->writer;
     const struct manifest *manifest = writer->manifest;
@@ -290,7 +290,7 @@ rsd_status journal_resume(struct store_output *dest, const char *source, const c
     if (!status) {
         take_lines(&r, text, text + n);
         take_compressed(&r);
-        check_files(&r);
+        check_noted_files(&r);
     }
     end_resumption(&r);
     mem_free(text);
