@@ -177,7 +177,8 @@ rsd_status rsd_checkpoint_value_extent(const rsd_checkpoint *checkpoint, int64_t
                                        rsd_extent *extent);
 
 /* Returns the stored item of a value, decompressed: what torch.save wrote. Its pickle may contain anything:
- * unpickle it only if you trust the file. Free it with rsd_free; it is NULL if the value has no item. */
+ * unpickle it only if you trust the file. Free it with rsd_free; it is NULL if the value has no item. EFORMAT: it is
+ * not an archive, or a CRC-32 is wrong. */
 rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
                                      size_t *nbytes);
 

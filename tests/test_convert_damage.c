@@ -159,14 +159,18 @@ static void damage_is_not_hidden(void)
 static void damaged_values(void)
 {
     CASE("a damaged value is found, and not copied: its pickle or another record of its archive");
-    static const char *const paths[] = {"tests/bad/crc_value", "tests/bad/value_record_damaged"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const paths[] = {"tests/bad/crc_value", "tests/bad/crc_value_zstd",
+                                        "tests/bad/value_record_damaged"};
+    for (int i = 0; i < 3; i++) {
         rsd_checkpoint *bad = NULL;
+        void *item;
+        size_t n;
         int64_t nfindings = 0;
         if (!OK(rsd_checkpoint_open(paths[i], NULL, &bad)))
             continue;
         OK(rsd_verify(bad, NULL, NULL, NULL, &nfindings, NULL));
         CHECK(nfindings == 1, "%s: %lld findings", paths[i], (long long)nfindings);
+        FAILS(RSD_EFORMAT, "CRC-32", rsd_checkpoint_value_item(bad, 0, &item, &n));
         for (int compress = 0; compress < 2; compress++) {
             rsd_convert_options options = {
                 .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .compress = compress};

@@ -425,6 +425,7 @@ rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, 
     const struct stored_value *value;
     struct bytes bytes = {0};
     TRY(value_at(checkpoint, index, &value));
+    TRY(checkpoint_check_value(checkpoint, value));
     rsd_status status = RSD_OK;
     if (value->extent.kind != EXTENT_NONE)
         status = value_read_item(checkpoint, value, &bytes);

@@ -77,7 +77,7 @@ try plan "$in" --mesh 2 --preset fsdp --place 'optim.state.up.weight.step=S0'
 echo "# a file for each rank"
 try convert "$GOLDEN/fsdp2_adamw/ckpt" x --mesh 1000000 --preset fsdp
 try split "$GOLDEN/fsdp2_adamw/ckpt" x --mesh 1000x1000 --preset replicate --dry-run
-echo "# files of rules and names that are no texts, or without end"
+echo "# files of rules and names that are not texts, or without end"
 printf 'a\0b S(0)\n' > zero.rules
 try convert "$GOLDEN/rows_1d/ckpt" x --format dcp --mesh 2 --rules zero.rules
 yes 'w S(0)' | head -n 50001 > many.rules
