@@ -236,6 +236,7 @@ def metadata_of_arrays():
                             fill=zarray(fill_value=[1, 2]),
                             deep=b'{"attributes": ' + b"[" * 100 + b"]" * 100 + b"}").items():
         zarr(f"zarr_{what}", about)
+    zarr("zarr3_extension_good", zarr_json(hint={"must_understand": False}), "c/0/0")
     zarr("zarr_twice", zarray()[:-1] + b', "dtype": "bfloat16"}')
     inner_twice = sharded().replace(b'"chunk_shape": [1, 4]', b'"codecs": [{"name": "bytes"}], "chunk_shape": [1, 4]')
     zarr("zarr3_codecs_twice", inner_twice, "c/0/0", shard())
@@ -251,6 +252,8 @@ def metadata_of_arrays():
                             grid=zarr_json(chunk_grid=codec("irregular")),
                             encoding=zarr_json(chunk_key_encoding=codec("other")),
                             transformers=zarr_json(storage_transformers=[codec("x")]),
+                            extension=zarr_json(key_order="reversed"), format=zarr_json(zarr_format=2),
+                            extension_object=zarr_json(key_order={"name": "reversed"}),
                             group=zarr_json(node_type="group"), uneven=sharded((2, 3)),
                             dims=sharded((2,))).items():
         zarr(f"zarr3_{what}", about, "c/0/0")

@@ -67,6 +67,7 @@ def zero_files():
     zero("zero_rank_far")
     write("zero_rank_far/zero_pp_rank_99999999_mp_rank_00_optim_states.pt", b"")
     for what, file in dict(tensor_parallel="zero_pp_rank_0_mp_rank_01_optim_states.pt",
+                           twice_named="zero_pp_rank_01_mp_rank_00_optim_states.pt",
                            prefix="bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
                            layer="layer_00-model_00-model_states.pt", two_stages="mp_rank_00_model_states.pt",
                            expert="layer_0_expert_0_mp_rank_00_model_states.pt").items():
@@ -185,8 +186,14 @@ def megatron_files():
     write("megatron_file_missing/mp_rank_01/other.pt", b"")
     megatron("megatron_numbers")
     write("megatron_numbers/mp_rank_01_000/model_optim_rng.pt", b"")
+    megatron("megatron_twice_named", half)
+    write("megatron_twice_named/mp_rank_1/model_optim_rng.pt", saved(state(model=state())))
+    megatron("megatron_chunks_both", half, model0=state(v=tensor()))
     megatron("megatron_version", checkpoint_version=b"G" + b"\x40\0\0\0\0\0\0\0")
     megatron("megatron_no_model", model=NONE)
+    for rank in range(2):
+        write(f"megatron_chunks_hole/mp_rank_0{rank}/model_optim_rng.pt",
+              saved(state(args=args(), model0=state(w=tensor()), model2=state(v=tensor()))))
     megatron("megatron_not_dict")
     write("megatron_not_dict/mp_rank_00/model_optim_rng.pt", saved(lst()))
     for what, ranks in dict(

@@ -223,5 +223,9 @@ rsd_status megatron_assign_ranks(const struct store *store, struct megatron_file
                     file->tensor != tensor)
                     return fail_rank(store, files, numbers);
             }
+    if (at < files->n)
+        return fail(RSD_EFORMAT,
+                    "%s/%s: another directory is of the same rank; move one of them away",
+                    store->path, store_file_name(store, files->list[at].index));
     return RSD_OK;
 }

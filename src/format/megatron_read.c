@@ -414,6 +414,24 @@ static rsd_status add_model_value(struct torch_visit *visit, pickle_node c)
 
 /* ---- files ---- */
 
+/* Checks that the state dicts that were visited are all that a file has: model0 to the last one, or none. */
+static rsd_status check_chunks(const struct pickle_tree *tree, pickle_node dict, int32_t nchunks)
+{
+    struct pickle_walk walk = pickle_walk_dict(tree, dict);
+    pickle_node key, value;
+    while (pickle_walk_next_pair(&walk, &key, &value)) {
+        char text[32];
+        struct slice name = pickle_text(tree, key);
+        int64_t number;
+        snprintf(text, sizeof text, "%.*s", slice_width(name, 31), name.bytes);
+        if (pickle_kind(tree, key) == NODE_STRING && name_has_form(text, "model#", &number) &&
+            number >= nchunks)
+            return fail(RSD_EFORMAT, "file has '%s', and not all state dicts before it, or 'model'",
+                        text);
+    }
+    return RSD_OK;
+}
+
 /* Visits the state dicts of a file: `model`, or model0, model1, ... */
 static rsd_status visit_chunks(struct torch_visit *visit)
 {
@@ -425,6 +443,7 @@ static rsd_status visit_chunks(struct torch_visit *visit)
         return fail(RSD_EFORMAT, "'model' is not a state dict");
     if (model != PICKLE_ABSENT) {
         reader->nchunks = reader->nchunks > 1 ? reader->nchunks : 1;
+        TRY(check_chunks(tree, dict, 0));
         return torch_visit_run(visit, model);
     }
     for (; reader->chunk < MAX_CHUNKS; reader->chunk++) {
@@ -436,6 +455,7 @@ static rsd_status visit_chunks(struct torch_visit *visit)
         TRY(torch_visit_run(visit, model));
         reader->nchunks = reader->nchunks > reader->chunk ? reader->nchunks : reader->chunk + 1;
     }
+    TRY(check_chunks(tree, dict, reader->chunk));
     return reader->chunk > 0 ? RSD_OK : fail(RSD_EFORMAT, "file has neither 'model' nor 'model0'");
 }
 

@@ -392,6 +392,30 @@ static rsd_status take_key_encoding(struct json *j, struct zarr_array *array)
     return RSD_OK;
 }
 
+/* Reads a member that is not known. Its object says whether it may be ignored. */
+static rsd_status take_extension(struct json *j, struct slice key, struct zarr_array *array)
+{
+    bool more, may_ignore = false;
+    char name[40];
+    snprintf(name, sizeof name, "%.*s", slice_width(key, 39), key.bytes);
+    if (json_peek(j) != '{') {
+        note_refused(array, "member", slice_of(name));
+        return json_skip(j);
+    }
+    TRY(json_enter(j, '{'));
+    for (;;) {
+        TRY(json_next_key(j, &key, &more));
+        if (!more)
+            break;
+        if (slice_is(key, "must_understand"))
+            may_ignore = json_peek(j) == 'f';
+        TRY(json_skip(j));
+    }
+    if (!may_ignore)
+        note_refused(array, "member", slice_of(name));
+    return RSD_OK;
+}
+
 /* Reads a member of zarr.json. */
 static rsd_status take_v3_member(struct json *j, struct slice key, struct zarr_members *members,
                                  struct zarr_array *array)
@@ -408,6 +432,13 @@ static rsd_status take_v3_member(struct json *j, struct slice key, struct zarr_m
         return take_key_encoding(j, array);
     if (slice_is(key, "codecs"))
         return take_codecs(j, &(struct codec_chain){0}, false, array, members);
+    static const char *const ignored[] = {"attributes", "dimension_names", "storage_transformers",
+                                          "consolidated_metadata"};
+    bool known = false;
+    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
+        known = known || slice_is(key, ignored[i]);
+    if (!known) /* a reader must refuse what it does not know, unless it may be ignored */
+        return take_extension(j, key, array);
     if (slice_is(key, "storage_transformers") && json_peek(j) == '[') {
         bool more;
         TRY(json_enter(j, '['));
@@ -437,6 +468,12 @@ static rsd_status take_members(struct json *j, bool v3, struct zarr_members *mem
             json_peek(j);
             members->fill_at = j->at;
             TRY(json_skip(j));
+        } else if (slice_is(key, "zarr_format")) {
+            uint64_t format;
+            TRY(json_u64(j, &format));
+            if (format != (v3 ? 3 : 2))
+                return fail(RSD_EFORMAT, "zarr_format is %llu, expected %d",
+                            (unsigned long long)format, v3 ? 3 : 2);
         } else if (slice_is(key, "node_type")) {
             TRY(json_string(j, &text));
             any = any || !slice_is(text, "array");

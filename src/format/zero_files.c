@@ -163,6 +163,9 @@ static rsd_status keep_role_file(struct role_files *files, const struct store *s
     files->nprefix = name->nprefix;
     if (name->rank >= files->n)
         files->n = name->rank + 1;
+    if (name->rank < nentries && files->names[name->rank])
+        return fail(RSD_EFORMAT, "%s/%s: rank %u has another file, %s; move one of them away",
+                    store->path, entry->name, name->rank, files->names[name->rank]);
     if (name->rank < nentries)
         files->names[name->rank] = entry->base;
     files->nfound++;
