@@ -193,13 +193,25 @@ def value_file(name, item, layers, values=1):
     descriptors = listed(*[text("stream.zstd")] * layers)
     memo = Memo()
     place, again = memo.keep(info(length=len(item), transforms=descriptors))
-    entries = index("0") + place + b"".join(index(f"{i}") + again for i in range(1, values))
-    dcp(name, mapped(*(text(f"{i}") + BYTES for i in range(values))), mapped(entries), data=item)
+    cls, cls_again = memo.keep(glob("torch.distributed.checkpoint.metadata", "MetadataIndex"))
+    key, key_again = memo.keep(text("fqn"))
+    entries = cls + b")\x81}" + key + text("0") + b"sb" + place
+    entries += b"".join(cls_again + b")\x81}" + key_again + text(f"{i}") + b"sb" + again for i in range(1, values))
+    kind, kind_again = memo.keep(BYTES)
+    dcp(name, mapped(*(text(f"{i}") + (kind_again if i else kind) for i in range(values))), mapped(entries), data=item)
 
 
 def zeros(total):
     full, rest = divmod(total, 1 << 17)
     return HEAD + (block(1, 1 << 17) + b"\0") * full + block(1, rest, True) + b"\0"
+
+
+def values_as_text():
+    """Values of one item of 1 kB, each of which is 60 kB of text."""
+    memo = Memo()
+    part, again = memo.keep(text("a" * 480))
+    item = archive(record("archive/data.pkl", pickle(listed(part, again * 130))))
+    value_file("values_as_text", item, 0, values=20000)
 
 
 def compressed():
@@ -280,8 +292,8 @@ def names_of_headers():
 
 
 def main():
-    for make in (shared_states, shared_texts, sorted_boxes, printed_values, compressed, referred_items,
-                 names_of_headers):
+    for make in (shared_states, shared_texts, sorted_boxes, printed_values, values_as_text, compressed,
+                 referred_items, names_of_headers):
         make()
 
 

@@ -374,7 +374,7 @@ void json_add_string(struct text *text, const char *string, size_t nbytes)
     text_add(text, "\"");
     while (at < nbytes && !text->failed) {
         unsigned char c = (unsigned char)string[at];
-        size_t length = utf8_length((const unsigned char *)string + at, nbytes - at);
+        size_t length = c < 0x80 ? 1 : utf8_length((const unsigned char *)string + at, nbytes - at);
         if (c >= 0x20 && c != '"' && c != '\\' && c != 0x7f && length > 0) {
             at += length;
             continue;

@@ -258,6 +258,7 @@ enum {
 #define START_CLAIM      ((uint64_t)64 << 20)
 #define START_COMPRESSED ((uint64_t)1 << 30)
 #define START_ITEMS      ((uint64_t)16 << 20)
+#define START_VALUES     ((uint64_t)1 << 20)
 
 struct claims {
     uint64_t boxes, compressed, items; /* bytes, added up without overflow */
@@ -404,7 +405,7 @@ rsd_status format_check_values(rsd_checkpoint *checkpoint)
     for (size_t i = 0; i < catalog->nvalues; i++)
         if (catalog->values[i].extent.kind != EXTENT_NONE)
             items = add_claim(items, catalog->values[i].extent.nbytes);
-    uint64_t needed = claim_needs(items, START_ITEMS, MAX_ITEM_COPIES);
+    uint64_t needed = claim_needs(items, START_VALUES, 1); /* each value has its own item */
     TRY(sum_stored(checkpoint, needed, &stored, &any));
     if (any && stored < needed)
         return fail(RSD_EFORMAT, "items of values claim %llu bytes, and the files have %llu",
