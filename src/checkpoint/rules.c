@@ -205,7 +205,7 @@ static rsd_status add_rule_line(rsd_rules *rules, const char *path, int number, 
 }
 
 /* Reads a text until its end, or until it is too long. A user's file adds to the budget as a checkpoint's does. */
-static rsd_status read_text(FILE *file, const char *path, struct bytes *out)
+static rsd_status read_user_text(FILE *file, const char *path, struct bytes *out)
 {
     enum { MAX_TEXT_NBYTES = 1 << 24 };
     char block[4096];
@@ -228,7 +228,7 @@ rsd_status rules_read_file(const char *path, struct bytes *out)
     FILE *file = fopen(path, "r");
     if (!file)
         return fail(errno == ENOENT ? RSD_ENOENT : RSD_EIO, "%s: %s", path, strerror(errno));
-    rsd_status status = read_text(file, path, out);
+    rsd_status status = read_user_text(file, path, out);
     fclose(file);
     bytes_put(out, "", 1);
     return status ? status : out->failed ? RSD_ENOMEM : RSD_OK;
