@@ -352,7 +352,8 @@ static enum http_outcome judge_transfer(struct http_request *request,
         return note_failed(request, RSD_EIO, HTTP_FAILED,
                            "the server ignores Range and sends the whole file");
     if (request->overflowed)
-        return note_failed(request, RSD_EIO, HTTP_AGAIN, "answer is longer than %zu bytes",
+        return note_failed(request, RSD_EIO, request->out ? HTTP_AGAIN : HTTP_FAILED,
+                           "answer is longer than %zu bytes",
                            request->out ? request->out_nbytes : request->limit);
     switch (code) {
     case 1:  /* not http */

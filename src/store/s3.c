@@ -9,6 +9,7 @@
 
 enum { MAX_PAGES = 10000, MAX_ENTRIES = 1000000, MAX_PAGE_NBYTES = 16 << 20, PAGE_ATTEMPTS = 3 };
 enum { MAX_NAMES_NBYTES = 256 << 20 }; /* of all entries */
+enum { MAX_PAGES_NBYTES = 1 << 30, MAX_EMPTY_PAGES = 100 };
 
 /* ---- requests ---- */
 
@@ -71,6 +72,48 @@ static rsd_status set_file_request(struct remote_store *store, const char *name,
     return status;
 }
 
+/* ---- what was listed ---- */
+
+bool s3_is_listed(const struct s3_listed *listed, const char *name, size_t kind)
+{
+    size_t kinds;
+    return string_map_find(&listed->names, slice_of(name), &kinds) && (kinds & kind);
+}
+
+rsd_status s3_add_listed(struct s3_listed *listed, const char *name, size_t kind)
+{
+    size_t kinds = 0;
+    if (listed->names.n >= MAX_ENTRIES)
+        return fail(RSD_ELIMIT, "more than %d objects", MAX_ENTRIES);
+    listed->names_nbytes += strlen(name);
+    if (listed->names_nbytes > MAX_NAMES_NBYTES)
+        return fail(RSD_ELIMIT, "the names of its objects have more than %d bytes",
+                    MAX_NAMES_NBYTES);
+    listed->nnew++;
+    string_map_find(&listed->names, slice_of(name), &kinds);
+    return string_map_add(&listed->names, slice_of(name), kinds | kind);
+}
+
+rsd_status s3_check_listed(struct s3_listed *listed)
+{
+    listed->nempty = listed->nnew ? 0 : listed->nempty + 1;
+    listed->nnew = 0;
+    if (listed->nempty > MAX_EMPTY_PAGES)
+        return fail(RSD_EIO,
+                    "the service repeats a page of the listing, or has nothing in %d pages",
+                    MAX_EMPTY_PAGES);
+    if (++listed->npages >= MAX_PAGES)
+        return fail(RSD_ELIMIT, "the listing has more than %d pages", MAX_PAGES);
+    if (listed->pages_nbytes > MAX_PAGES_NBYTES)
+        return fail(RSD_ELIMIT, "the listing has more than %d bytes", MAX_PAGES_NBYTES);
+    return RSD_OK;
+}
+
+void s3_listed_drop(struct s3_listed *listed)
+{
+    string_map_drop(&listed->names);
+}
+
 /* ---- listings ---- */
 
 /* Requests a document. *answered: on failure, the service sent one that is cut off or another. */
@@ -85,11 +128,14 @@ static rsd_status request_document(struct remote_store *store, const char *key, 
     TRY(s3_set_request(store, key, request));
     TRY(http_run(request));
     *answered = true;
+    budget_add_file(request->document.n); /* a listing is input as files are, and read once */
+    budget_add_input(request->document.n);
     return s3_parse_document(&request->document, root, NULL, NULL);
 }
 
 rsd_status s3_load_document(struct remote_store *store, const char *key, struct text *query,
-                            const char *root, s3_take_element *take, void *context)
+                            const char *root, struct s3_listed *listed, s3_take_element *take,
+                            void *context)
 {
     struct http_request request;
     char *chars, encoding[8] = "";
@@ -101,6 +147,8 @@ rsd_status s3_load_document(struct remote_store *store, const char *key, struct 
         status = request_document(store, key, chars, root, &request, &answered);
     }
     rsd_free(chars);
+    if (listed)
+        listed->pages_nbytes += request.document.n;
     if (!status) { /* it is whole: only now is anything of it used */
         xml_find_text(request.document.data, request.document.n, "EncodingType", encoding,
                       sizeof encoding);
@@ -144,7 +192,7 @@ struct s3_page {
     char *token;
     char *key, *etag; /* of the element at hand */
     unsigned long long nbytes;
-    size_t names_nbytes; /* of the entries so far */
+    struct s3_listed listed;
 };
 
 /* The name of a key below the prefix; NULL: it is not one that is listed. */
@@ -163,18 +211,15 @@ static const char *name_below(const struct s3_page *page, char *key)
 static rsd_status add_object(struct s3_page *page, bool directory)
 {
     const char *name = page->key ? name_below(page, page->key) : NULL;
-    if (!name)
+    size_t kind = directory ? 2 : 1;
+    if (!name || s3_is_listed(&page->listed, name, kind))
         return RSD_OK;
-    if (page->out->n >= MAX_ENTRIES)
-        return fail(RSD_ELIMIT, "more than %d objects", MAX_ENTRIES);
-    page->names_nbytes += strlen(name);
-    if (page->names_nbytes > MAX_NAMES_NBYTES)
-        return fail(RSD_ELIMIT, "the names of its objects have more than %d bytes",
-                    MAX_NAMES_NBYTES);
     TRY(store_listing_add(page->out, page->directory, name, directory));
+    const struct store_entry *entry = &page->out->entries[page->out->n - 1];
+    TRY(s3_add_listed(&page->listed, entry->base, kind));
     if (directory || !page->etag)
         return RSD_OK;
-    const char *full = page->out->entries[page->out->n - 1].name;
+    const char *full = entry->name;
     return remote_note_file(page->store, full, page->nbytes, page->etag);
 }
 
@@ -224,8 +269,8 @@ static rsd_status load_page(struct s3_page *page)
     mem_free(page->token);
     page->token = NULL;
     page->truncated = false;
-    rsd_status status =
-        s3_load_document(page->store, "", &query, "ListBucketResult", take_list_element, page);
+    rsd_status status = s3_load_document(page->store, "", &query, "ListBucketResult", &page->listed,
+                                         take_list_element, page);
     if (!status && page->truncated && (!page->token || !*page->token))
         status = fail(RSD_EIO, "the listing is truncated and has no continuation token");
     return status;
@@ -234,19 +279,12 @@ static rsd_status load_page(struct s3_page *page)
 /* Loads all pages of a listing. */
 static rsd_status load_pages(struct s3_page *page)
 {
-    struct hash before = {0};
-    for (int n = 0; n < MAX_PAGES; n++) {
-        struct hash now;
+    for (;;) {
         TRY(load_page(page));
         if (!page->truncated)
             return RSD_OK;
-        hash_start(&now, "token");
-        hash_string(&now, page->token);
-        if (now.a == before.a && now.b == before.b)
-            return fail(RSD_EIO, "the service repeats a page of the listing");
-        before = now;
+        TRY(s3_check_listed(&page->listed));
     }
-    return fail(RSD_ELIMIT, "the listing has more than %d pages", MAX_PAGES);
 }
 
 rsd_status s3_list(struct store *base, const char *directory, struct store_listing *out)
@@ -261,6 +299,7 @@ rsd_status s3_list(struct store *base, const char *directory, struct store_listi
     if (!status && out->n == 0)
         status = fail(RSD_ENOENT, "no object is below it");
     rsd_free(chars);
+    s3_listed_drop(&page.listed);
     mem_free(page.token);
     mem_free(page.key);
     mem_free(page.etag);

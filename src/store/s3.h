@@ -20,13 +20,33 @@ rsd_status s3_set_request(struct remote_store *store, const char *key,
 rsd_status s3_key(const struct remote_store *store, const char *name,
                   char **key); /* for rsd_free */
 
+/* What the pages of a listing had so far. Initialize with {0}. A service may send pages forever, so a listing is limited
+ * by what is new in them. */
+struct s3_listed {
+    struct string_map names; /* their memory is the caller's; the numbers are the kinds, as bits */
+    uint64_t names_nbytes, pages_nbytes;
+    size_t nnew; /* names of the page at hand */
+    int npages, nempty;
+};
+
+/* Returns whether a name of a kind, 1 or 2, was listed. */
+bool s3_is_listed(const struct s3_listed *listed, const char *name, size_t kind);
+
+/* Adds a name that was not listed. It must stay where it is. */
+rsd_status s3_add_listed(struct s3_listed *listed, const char *name, size_t kind);
+
+/* Fails if another page must not be requested, because the listing is too long or does not end. */
+rsd_status s3_check_listed(struct s3_listed *listed);
+void s3_listed_drop(struct s3_listed *listed);
+
 /* Called for each element that is entered or left, with its text when it is left. EncodingType comes first. */
 typedef rsd_status s3_take_element(void *context, const char *name, bool entered, const char *text);
 
 /* Reads a document whose root begins with this name: services differ in the rest. It is checked whole before
- * anything is taken. The query is dropped. */
+ * anything is taken. The query is dropped. The document counts as a page of `listed`, if that is not NULL. */
 rsd_status s3_load_document(struct remote_store *store, const char *key, struct text *query,
-                            const char *root, s3_take_element *take, void *context);
+                            const char *root, struct s3_listed *listed, s3_take_element *take,
+                            void *context);
 rsd_status s3_parse_document(const struct bytes *document, const char *root, s3_take_element *take,
                              void *context);
 

@@ -566,7 +566,7 @@ rsd_status s3_adopt_upload(struct s3_upload *upload)
             url_add_parameter(&query, "part-number-marker", page.marker);
         url_add_parameter(&query, "uploadId", upload->id);
         page.truncated = false;
-        status = s3_load_document(upload->output->remote, upload->key, &query, "ListParts",
+        status = s3_load_document(upload->output->remote, upload->key, &query, "ListParts", NULL,
                                   take_part_element, &page);
     }
     if (!status && page.truncated)

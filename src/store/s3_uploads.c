@@ -1,10 +1,9 @@
 /* s3_uploads.c - uploads that nobody ended: those of killed runs stay in the bucket until they are removed. */
 #include "s3.h"
 
-enum { MAX_PAGES = 1000 };
-
 /* A page of uploads, and all that were found. */
 struct upload_page {
+    struct s3_listed listed; /* by their ids */
     struct name_list keys, ids, begun;
     char key[2048], id[MAX_UPLOAD_ID], time[64]; /* of the element at hand */
     char key_marker[4096], id_marker[MAX_UPLOAD_ID];
@@ -15,8 +14,12 @@ static rsd_status add_upload_found(struct upload_page *page)
 {
     if (!page->key[0] || !page->id[0] || (page->encoded && !url_decode(page->key)))
         return fail(RSD_EIO, "the service lists an invalid upload");
+    if (s3_is_listed(&page->listed, page->id, 1))
+        return RSD_OK;
     TRY(name_list_add(&page->keys, (struct slice){page->key, strlen(page->key)}));
     TRY(name_list_add(&page->ids, (struct slice){page->id, strlen(page->id)}));
+    TRY(s3_add_listed(&page->listed, page->ids.list[page->ids.n - 1].bytes, 1));
+    page->listed.names_nbytes += strlen(page->key);
     return name_list_add(&page->begun, (struct slice){page->time, strlen(page->time)});
 }
 
@@ -64,23 +67,25 @@ static rsd_status load_upload_page(struct remote_store *store, const char *prefi
         url_add_parameter(&query, "upload-id-marker", page->id_marker);
     url_add_parameter(&query, "uploads", "");
     page->truncated = false;
-    return s3_load_document(store, "", &query, "ListMultipartUploads", take_upload_element, page);
+    return s3_load_document(store, "", &query, "ListMultipartUploads", &page->listed,
+                            take_upload_element, page);
 }
 
 /* Loads the list of unfinished uploads of keys that begin with a prefix. */
 static rsd_status load_uploads(struct remote_store *store, const char *prefix,
                                struct upload_page *page)
 {
-    int npages = 0;
-    do
+    for (;;) {
         TRY(load_upload_page(store, prefix, page));
-    while (page->truncated && ++npages < MAX_PAGES);
-    return page->truncated ? fail(RSD_ELIMIT, "the listing has more than %d pages", MAX_PAGES)
-                           : RSD_OK;
+        if (!page->truncated)
+            return RSD_OK;
+        TRY(s3_check_listed(&page->listed));
+    }
 }
 
 static void drop_upload_page(struct upload_page *page)
 {
+    s3_listed_drop(&page->listed);
     name_list_drop(&page->keys);
     name_list_drop(&page->ids);
     name_list_drop(&page->begun);

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import unittest
 
+import reshard
 import tap
 
 COMMAND = os.environ["RESHARD"]
@@ -104,6 +105,65 @@ class Floods(unittest.TestCase):
         for place in (b"file:///etc/passwd", b"ftp://127.0.0.1/x", b"gopher://127.0.0.1/x"):
             self.refused(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + place + b"\r\n\r\n", b"",
                          "not supported or disabled")
+
+
+class Listing(Server):
+    """A service whose listings have a page for each number that `pages` yields: its entries, and the token of the next
+    page."""
+
+    def __init__(self, root, pages):
+        super().__init__(b"", b"")
+        self.root, self.pages = root, pages
+
+    def answer(self, client, head):
+        status, body = b"404 No", b""
+        if head.startswith(b"GET"):
+            entries, token = self.pages(self.nrequests)
+            status, body = b"200 OK", f"<{self.root}>{entries}<IsTruncated>{'true' if token else 'false'}</IsTruncated>"
+            body = f"{body}<NextContinuationToken>{token or ''}</NextContinuationToken>".encode()
+            body += f"<NextKeyMarker>{token or ''}</NextKeyMarker></{self.root}>".encode()
+        client.sendall(b"HTTP/1.1 " + status + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def objects(*names):
+    return "".join(f"<Contents><Key>a/{name}</Key><Size>4</Size><ETag>x</ETag></Contents>" for name in names)
+
+
+class Listings(unittest.TestCase):
+    def listed(self, pages, most):
+        """What the command prints. It requests at most so many pages."""
+        server = Listing("ListBucketResult", pages)
+        code, printed = inspect("s3://bucket/a", AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.port}",
+                                AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
+        server.close()
+        self.assertNotEqual(code, 0)
+        self.assertIn("s3://bucket/a", printed)
+        self.assertLess(server.nrequests, most)
+        return printed
+
+    def test_endless(self):
+        """pages whose tokens alternate or are always new, with the same objects, or with none"""
+        for pages in (lambda n: (objects("b"), "xy"[n % 2]), lambda n: (objects("b"), f"x{n}"), lambda n: ("", f"x{n}"),
+                      lambda n: (f"<CommonPrefixes><Prefix>a/{n % 9}/</Prefix></CommonPrefixes>", f"x{n}")):
+            self.assertIn("repeats a page", self.listed(pages, 200))
+
+    def test_long(self):
+        """a listing of many objects is read, and objects that it repeats are there once"""
+        def pages(n):
+            return objects(*(f"{n // 2}-{i}.pt" for i in range(3000))), f"x{n}" if n < 43 else None
+        self.assertIn("found 63000 torch.save files", self.listed(pages, 200))
+
+    def test_uploads(self):
+        """uploads that are listed again and again"""
+        upload = "<Upload><Key>a/b</Key><UploadId>1</UploadId><Initiated>2026-01-01</Initiated></Upload>"
+        for pages in (lambda n: (upload, f"x{n}"), lambda n: ("", "xy"[n % 2])):
+            server = Listing("ListMultipartUploadsResult", pages)
+            storage = reshard.Storage(environment={}, endpoint=f"http://127.0.0.1:{server.port}", access_key="key",
+                                      secret_key="secret")
+            with self.assertRaisesRegex(reshard.FileError, "s3://bucket/a.*repeats a page"):
+                storage.uploads("s3://bucket/a")
+            server.close()
+            self.assertLess(server.nrequests, 200)
 
 
 class Addresses(unittest.TestCase):
