@@ -26,7 +26,8 @@ struct joined_reader {
 
 /* ---- the files ---- */
 
-/* Opens one file by itself, as a checkpoint of its own. */
+/* Opens one file by itself, as a checkpoint of its own. Only its catalog is needed later, so that hundreds of files
+ * are not open at a time. */
 static rsd_status open_part(struct joined_reader *reader, const char *path, const char *name)
 {
     struct part_file *part = &reader->files[reader->nfiles++];
@@ -39,6 +40,8 @@ static rsd_status open_part(struct joined_reader *reader, const char *path, cons
     if (!status)
         status = format_open(&part->checkpoint, path, &listing, true, &options);
     store_listing_drop(&listing);
+    store_close(part->checkpoint.store);
+    part->checkpoint.store = NULL;
     return status;
 }
 
@@ -248,10 +251,8 @@ rsd_status format_open_joined(rsd_checkpoint *checkpoint, const struct store_lis
         checkpoint->format = reader.files[0].checkpoint.format;
         status = catalog_finish(&checkpoint->catalog);
     }
-    for (size_t i = 0; i < reader.nfiles; i++) {
-        store_close(reader.files[i].checkpoint.store);
+    for (size_t i = 0; i < reader.nfiles; i++)
         catalog_drop(&reader.files[i].checkpoint.catalog);
-    }
     mem_free(reader.files);
     rank_parts_drop(&reader.parts);
     return status;

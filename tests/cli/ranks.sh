@@ -63,4 +63,7 @@ try inspect cut --from-mesh tp=3
 try inspect cut --from-mesh 2x
 try inspect cut --from 'w=S(0)'
 try inspect cut --from-mesh tp=2 --from 'w=B(0)'
+echo "# more files than may be open"
+mkdir many && for r in 0 1 2 3 4 5 6 7 8 9; do for k in 0 1 2 3 4 5 6 7 8 9; do cp cut/consolidated.00.pth many/consolidated.$r$k.pth; done; done
+(ulimit -n 40 && try verify many --from-mesh tp=100 --from 'w=S(0)')
 ls
