@@ -119,6 +119,8 @@ def zero_vectors():
                            padding_huge=whole_vectors(param_alignment_paddings=lst(lst(num(2**62))))).items():
         zero(f"zero_whole_{what}", optims={0: body}, stage=1)
     zero("zero_whole_other_paddings", optims={1: whole_vectors(param_alignment_paddings=lst(lst(num(2))))}, stage=1)
+    one = state(exp_avg=flat())
+    zero("zero_whole_more_states", optims={0: whole_vectors(base_optimizer_state=lst(one, one))}, stage=1)
     turned = tensor(shape=(4, 2), strides=(0, 1), count=4)
     zero("zero_whole_shape", models={0: model(state(w=turned))}, stage=1)
     zero("zero_whole_shared_shape", models={0: model(state(w=ROWS_OF_4, u=turned), shared_params=state(u=text("w")))},

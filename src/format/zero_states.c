@@ -99,8 +99,12 @@ static rsd_status add_optimizer_states(struct partition_file *part, pickle_node 
     int64_t id;
     if (pickle_kind(tree, optimizer) == NODE_LIST) {
         struct pickle_walk list = pickle_walk(tree, optimizer);
-        for (; pickle_walk_next(&list, &value) && group < part->nvectors; group++)
+        for (; pickle_walk_next(&list, &value); group++) {
+            if (group == part->nvectors)
+                return fail(RSD_EFORMAT, "optimizer has states of more than %u groups",
+                            part->nvectors);
             TRY(add_group_states(part, group, value));
+        }
         return RSD_OK;
     }
     struct pickle_walk walk = pickle_walk_dict(tree, states);
