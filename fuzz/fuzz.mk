@@ -1,6 +1,6 @@
 # A fuzz target is fuzz_NAME.c with its corpus in corpus/NAME. `make fuzz` runs each with libFuzzer, `make -j4 fuzz` four at
 # a time; `make test` replays the corpora with gcc's sanitizers. `make fuzz-coverage` prints which branches of the readers
-# the corpora, the hostile and the golden checkpoints of the tests, and what `make fuzz` found before reach.
+# the corpora, the hostile, costly and golden checkpoints of the tests, and what `make fuzz` found before reach.
 
 FUZZ_NAMES := $(patsubst fuzz/fuzz_%.c,%,$(sort $(wildcard fuzz/fuzz_*.c)))
 FUZZ_RUNS := $(addprefix fuzz-run-,$(FUZZ_NAMES))
@@ -41,7 +41,10 @@ fuzz-ready: $(BUILD)/ready
 	@tools/need.sh clang:clang
 	@tools/need.sh "$$(clang -print-runtime-dir)/libclang_rt.fuzzer-$$(uname -m).a:libclang-rt-14-dev"
 	@python3 fuzz/more_seeds.py $(BUILD)/fuzz/seeds/checkpoint
-	@python3 fuzz/pack.py $(BUILD)/fuzz/seeds/checkpoint tests/bad/* tests/golden/*/ckpt* tests/golden/*/truth.safetensors
+	@rm -rf $(BUILD)/fuzz/costly
+	@for script in tests/make_costly*.py; do python3 $$script $(BUILD)/fuzz/costly || exit 1; done
+	@python3 fuzz/pack.py $(BUILD)/fuzz/seeds/checkpoint tests/bad/* tests/golden/*/ckpt* tests/golden/*/truth.safetensors \
+	    $(BUILD)/fuzz/costly/*
 
 fuzz: fuzz-ready
 	@$(MAKE) $(addprefix $(BUILD)/fuzz/fuzz_,$(FUZZ_NAMES))
