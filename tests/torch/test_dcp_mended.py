@@ -174,9 +174,11 @@ class DcpMended(unittest.TestCase):
             os.rename(folder("x", name), folder("moved"))
             os.symlink(folder("moved"), folder("x", name))
             self.refused("link that leads out|link leads out", Reader(folder("x")), (4,))
+            self.value_refused("link that leads out|link leads out", folder("x"))
             os.unlink(folder("x", name))
             os.mkfifo(folder("x", name))
             self.refused("not a regular file", Reader(folder("x")), (4,))
+            self.value_refused("not a regular file", folder("x"))
 
     def value_refused(self, words, path):
         with self.assertRaises(dcp.CheckpointException) as raised:
