@@ -104,6 +104,14 @@ static int32_t count_writers(const struct conversion_run *c)
     return nbytes > 0 && most > 0 ? (int32_t)clamp_i64(most / nbytes, 1, INT32_MAX) : 0;
 }
 
+/* Returns whether what was written can be resumed after a failure. */
+static bool can_resume(const struct conversion_run *c, rsd_status status)
+{
+    return status == RSD_EIO || status == RSD_ENOENT || status == RSD_ECANCELLED ||
+           status == RSD_EEXIST || status == RSD_ETIMEOUT || status == RSD_EPEER ||
+           status == RSD_ENOMEM || (status == RSD_EMISMATCH && c->dest && c->dest->resumed);
+}
+
 /* Runs the jobs of this rank. A run that is stopped writes its complete items to the journal. */
 static rsd_status run_jobs(struct conversion_run *c)
 {
@@ -115,7 +123,7 @@ static rsd_status run_jobs(struct conversion_run *c)
                           .context = c};
     rsd_status status = convert_list_jobs(c, &batch);
     status = operation_run_batch(&c->operation, &batch, status);
-    if (status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT) {
+    if (can_resume(c, status)) {
         char *message = text_copy(rsd_error());
         writer_save_items(&c->writer); /* if this fails, more is written again */
         error_set("%s", message ? message : "no memory for a message");
@@ -326,14 +334,6 @@ static rsd_status commit_conversion(void *context)
     TRY(store_commit(c->dest));
     c->operation.report.seconds = seconds_now() - c->operation.began;
     return RSD_OK;
-}
-
-/* Returns whether what was written can be resumed after a failure. */
-static bool can_resume(const struct conversion_run *c, rsd_status status)
-{
-    return status == RSD_EIO || status == RSD_ENOENT || status == RSD_ECANCELLED ||
-           status == RSD_EEXIST || status == RSD_ETIMEOUT || status == RSD_EPEER ||
-           status == RSD_ENOMEM || (status == RSD_EMISMATCH && c->dest && c->dest->resumed);
 }
 
 /* Collective. Opens the output, converts, and commits. After a failure, keeps what can be resumed and removes the
