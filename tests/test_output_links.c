@@ -498,6 +498,27 @@ static void run_that_ends(void)
     folder_remove(in_folder("out.reshard-part"));
 }
 
+static void finish_other_run(void)
+{
+    CHECK(rename(in_folder("out.reshard-part"), in_folder("out")) == 0);
+    put_file(in_folder("out/of_the_other"));
+}
+
+static void run_that_is_put_into_place(void)
+{
+    CASE("a run that is complete while a second one locks its journal is not emptied");
+    char journal[300];
+    rsd_convert_options options = {
+        .struct_nbytes = sizeof options, .format = RSD_FORMAT_DCP, .resume = 1};
+    leave_a_part();
+    snprintf(journal, sizeof journal, "%s", in_folder("out.reshard-part/reshard-journal"));
+    CHECK(truncate(journal, 0) == 0); /* as the one that is made anew */
+    before_flock = finish_other_run;
+    FAILS(RSD_EIO, "moved or replaced by another process", convert(in_folder("out"), &options));
+    CHECK(is_there(in_folder("out/of_the_other")) && !is_there(in_folder("out/reshard-journal")));
+    folder_remove(in_folder("out"));
+}
+
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("links"));
@@ -514,6 +535,7 @@ int main(void)
     created_during_the_run();
     two_runs_at_once();
     run_that_ends();
+    run_that_is_put_into_place();
     folder_remove(folder);
     return tap_end();
 }

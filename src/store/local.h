@@ -97,6 +97,27 @@ rsd_status local_remove(struct store *store, const char *name);
  * on failure: EXDEV for a link that leads out. */
 int local_open_inside(int directory_fd, const char *name, int flags);
 
+/* ---- local_entries.c ---- */
+
+bool local_exists(int directory_fd, const char *name);
+
+/* Says whether a name in a directory is that of an open file or directory. A link is not. */
+bool local_is_at(int fd, int directory_fd, const char *name);
+
+/* Opens a directory that is not a link. Returns -1 on failure. */
+int local_open_real(int directory_fd, const char *name);
+
+/* Calls a function for each entry of a directory. */
+typedef rsd_status local_visit_entry(void *context, int directory_fd, const char *name);
+rsd_status local_visit(int directory_fd, local_visit_entry *visit, void *context);
+rsd_status local_note_entry(void *context, int directory_fd, const char *name); /* sets a bool */
+rsd_status local_remove_entries(int directory_fd, const char *kept); /* kept may be NULL */
+
+/* Opens a file that this library makes, and locks it. Fails if it is a link, or anything but a regular file
+ * with one name. The flags may have O_CREAT. */
+rsd_status local_open_mark(int directory_fd, const char *name, int flags, int lock,
+                           const char *path, int *out);
+
 /* ---- local_output.c ---- */
 
 #define COMPLETE_NAME  "reshard-complete"
@@ -123,22 +144,6 @@ rsd_status local_fail_foreign(const char *path);
 /* Return the names of the output and of its staging directory in their parent. */
 const char *local_output_name(const struct local_output *output);
 const char *local_staging_name(const struct local_output *output);
-
-bool local_exists(int directory_fd, const char *name);
-
-/* Opens a directory that is not a link. Returns -1 on failure. */
-int local_open_real(int directory_fd, const char *name);
-
-/* Calls a function for each entry of a directory. */
-typedef rsd_status local_visit_entry(void *context, int directory_fd, const char *name);
-rsd_status local_visit(int directory_fd, local_visit_entry *visit, void *context);
-rsd_status local_note_entry(void *context, int directory_fd, const char *name); /* sets a bool */
-rsd_status local_remove_entries(int directory_fd, const char *kept); /* kept may be NULL */
-
-/* Opens a file that this library makes, and locks it. Fails if it is a link, or anything but a regular file
- * with one name. The flags may have O_CREAT. */
-rsd_status local_open_mark(int directory_fd, const char *name, int flags, int lock,
-                           const char *path, int *out);
 
 /* Lists the files of the checkpoint in a directory that is open, wherever it is now. */
 rsd_status local_list_owned(const struct local_output *output, int directory_fd,

@@ -53,11 +53,6 @@ rsd_status local_fail_foreign(const char *path)
     return fail(RSD_EEXIST, "%s was not created by reshard; move it away", path);
 }
 
-static rsd_status fail_locked(const char *path)
-{
-    return fail(RSD_EEXIST, "%s is locked by another process, which is still running", path);
-}
-
 /* Returns the name of the output in its parent directory. */
 const char *local_output_name(const struct local_output *output)
 {
@@ -137,85 +132,7 @@ static rsd_status check_space(const struct local_output *output)
                       (unsigned long long)available);
 }
 
-/* ---- entries of a directory ---- */
-
-bool local_exists(int directory_fd, const char *name)
-{
-    struct stat found;
-    return fstatat(directory_fd, name, &found, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
-/* Says whether a name in a directory is that of an open file or directory. A link is not. */
-static bool is_same_file(int fd, int directory_fd, const char *name)
-{
-    struct stat opened, named;
-    return fstat(fd, &opened) == 0 &&
-           fstatat(directory_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-           opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
-}
-
-int local_open_real(int directory_fd, const char *name)
-{
-    return openat(directory_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-}
-
-rsd_status local_visit(int directory_fd, local_visit_entry *visit, void *context)
-{
-    int fd = openat(directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-    if (!directory) {
-        rsd_status status = fail(RSD_EIO, "cannot list the directory: %s", strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        return status;
-    }
-    rsd_status status = RSD_OK;
-    for (struct dirent *entry; !status && (entry = readdir(directory));)
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            status = visit(context, fd, entry->d_name);
-    closedir(directory);
-    return status;
-}
-
-rsd_status local_note_entry(void *context, int directory_fd, const char *name)
-{
-    (void)directory_fd, (void)name;
-    *(bool *)context = true;
-    return RSD_OK;
-}
-
-/* Removes an entry; but not the one whose name is the context, if there is one. */
-static rsd_status remove_entry(void *context, int directory_fd, const char *name)
-{
-    const char *kept = context;
-    if (kept && strcmp(name, kept) == 0)
-        return RSD_OK;
-    return unlinkat(directory_fd, name, 0) == 0 ? RSD_OK : local_fail_at(name);
-}
-
-rsd_status local_remove_entries(int directory_fd, const char *kept)
-{
-    return local_visit(directory_fd, remove_entry, without_const(kept));
-}
-
-rsd_status local_open_mark(int directory_fd, const char *name, int flags, int lock,
-                           const char *path, int *out)
-{
-    struct stat found;
-    int fd = openat(directory_fd, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return errno == ELOOP || errno == ENXIO ? local_fail_foreign(path) : local_fail_at(path);
-    rsd_status status = RSD_OK;
-    if (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode) || found.st_nlink != 1)
-        status = local_fail_foreign(path);
-    else if (lock && (flock(fd, lock | LOCK_NB) != 0 || !is_same_file(fd, directory_fd, name)))
-        status = fail_locked(path);
-    if (status)
-        close(fd);
-    else
-        *out = fd;
-    return status;
-}
+/* ---- what is at the path already ---- */
 
 rsd_status local_list_owned(const struct local_output *output, int directory_fd,
                             struct name_list *owned)
@@ -224,8 +141,6 @@ rsd_status local_list_owned(const struct local_output *output, int directory_fd,
     snprintf(path, sizeof path, "/proc/self/fd/%d", directory_fd);
     return output->options.list_owned(path, NULL, owned);
 }
-
-/* ---- what is at the path already ---- */
 
 /* Checks that a directory has none of the marks that only a staging directory may have. A mark that came with its
  * files would say that all of them may be removed. */
@@ -318,6 +233,26 @@ static rsd_status fail_not_empty(struct local_output *output)
                 output->staging);
 }
 
+/* Fails unless the directory in which the output was built has this name. */
+static rsd_status check_staging_at(const struct local_output *output, const char *name)
+{
+    if (local_is_at(output->staging_fd, output->parent_fd, name))
+        return RSD_OK;
+    return fail(RSD_EIO, "%.*s%s was moved or replaced by another process during the run",
+                (int)output->nparent, output->base.path, name);
+}
+
+/* Fails if another run has put the directory into place before this one had locked the journal. Then the journal is a
+ * new one, in a complete output. */
+static rsd_status check_locked(const struct local_output *output)
+{
+    struct stat found;
+    rsd_status status = check_staging_at(output, local_staging_name(output));
+    if (status && fstat(output->base.journal_fd, &found) == 0 && found.st_size == 0)
+        unlinkat(output->staging_fd, output->options.journal, 0);
+    return status;
+}
+
 /* Makes the staging directory, or takes the one that an earlier run left. */
 static rsd_status make_staging(struct local_output *output)
 {
@@ -336,6 +271,8 @@ static rsd_status make_staging(struct local_output *output)
     if (any)
         return fail_not_empty(output);
     TRY(open_journal(output));
+    if (mode != OUTPUT_JOIN)
+        TRY(check_locked(output));
     output->base.resumed =
         mode == OUTPUT_RESUME && fstat(output->base.journal_fd, &found) == 0 && found.st_size;
     if (made || (mode != OUTPUT_REPLACE && mode != OUTPUT_RESUME) || output->base.resumed)
@@ -423,7 +360,7 @@ void local_close_output(struct store_output *base, bool keep)
     store_close(base->store);
     if (!keep && base->journal_fd >= 0 && !output->moved) {
         local_remove_entries(output->staging_fd, NULL);
-        if (is_same_file(output->staging_fd, output->parent_fd, local_staging_name(output)))
+        if (local_is_at(output->staging_fd, output->parent_fd, local_staging_name(output)))
             unlinkat(output->parent_fd, local_staging_name(output), AT_REMOVEDIR);
     }
     if (base->journal_fd >= 0)
@@ -438,15 +375,6 @@ void local_close_output(struct store_output *base, bool keep)
 }
 
 /* ---- into place ---- */
-
-/* Fails unless the directory in which the output was built has this name. */
-static rsd_status check_staging_at(const struct local_output *output, const char *name)
-{
-    if (is_same_file(output->staging_fd, output->parent_fd, name))
-        return RSD_OK;
-    return fail(RSD_EIO, "%.*s%s was moved or replaced by another process during the run",
-                (int)output->nparent, output->base.path, name);
-}
 
 static rsd_status remove_complete_mark(const struct local_output *output)
 {
@@ -477,7 +405,7 @@ static rsd_status replace_in_steps(const struct local_output *output, int old_fd
         status = local_fail_at(output->base.path);
     else
         away = true;
-    if (away && !is_same_file(old_fd, parent, old))
+    if (away && !local_is_at(old_fd, parent, old))
         status = fail_swapped(output);
     else if (away && renameat(parent, staging, parent, name) != 0)
         status = local_fail_at(output->staging);
@@ -497,7 +425,7 @@ static rsd_status replace_directory(struct local_output *output, int old_fd)
     TRY(check_replaced(output, old_fd));
     output->moved = true;
     if (renameat2(parent, staging, parent, name, RENAME_EXCHANGE) == 0) {
-        if (is_same_file(old_fd, parent, staging))
+        if (local_is_at(old_fd, parent, staging))
             return local_retire_old(output, old_fd, output->staging_fd, staging);
         renameat2(parent, staging, parent, name, RENAME_EXCHANGE);
         return fail_swapped(output);
