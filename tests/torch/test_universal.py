@@ -56,6 +56,40 @@ class Universal(unittest.TestCase):
                 write_universal(folder("model.pt"), folder("uni"), model_from=tag)
             self.assertEqual(os.listdir(folder("")), ["model.pt"])
 
+    def hostile(self, folder, groups, state, words):
+        """Tries to write a source with the parameter w, and these groups and states. Nothing is left."""
+        torch.save({"w": torch.ones(2), "optimizer": {"state": {"w": state}, "param_groups": groups}}, folder("x.pt"))
+        before = sorted(os.listdir(folder("")))
+        with self.assertRaisesRegex(reshard.Error, words):
+            write_universal(folder("x.pt"), folder("uni"), model_from=folder("tag"))
+        self.assertEqual(sorted(os.listdir(folder(""))), before)
+
+    def test_hostile(self):
+        """names that lead out of the output, groups that are none, and links are refused"""
+        good = [{"params": ["w"]}]
+        with worlds.Folder() as folder:
+            os.mkdir(folder("tag"))
+            with open(folder("secret"), "w", encoding="ascii") as file:
+                file.write("secret")
+            open(folder("tag", "mp_rank_00_model_states.pt"), "wb").close()
+            for key in (folder("out"), "a/b", "x" * 300):
+                self.hostile(folder, good, {key: torch.ones(2)}, "not the name of a file")
+            for groups in ([{"params": 3}], [{"params": ["w"], "betas": 3}], [{"params": ["w", "w"]}],
+                           [{"params": [["w"]]}], {"a": {"params": ["w"]}}, {"0": 5}):
+                self.hostile(folder, groups, {}, "param_groups")
+            self.hostile(folder, good, {"step": "x"}, "step")
+            self.hostile(folder, good, {"step": 10 ** 400}, "step")
+            os.unlink(folder("tag", "mp_rank_00_model_states.pt"))
+            for make in (lambda path: os.symlink(folder("secret"), path), os.mkfifo):
+                make(folder("tag", "mp_rank_00_model_states.pt"))
+                self.hostile(folder, good, {}, "link that leads out|not a regular file")
+                os.unlink(folder("tag", "mp_rank_00_model_states.pt"))
+            open(folder("tag", "mp_rank_00_model_states.pt"), "wb").close()
+            os.symlink(folder("secret"), folder("latest_universal"))
+            write_universal(folder("x.pt"), folder("uni"), model_from=folder("tag"))
+            with open(folder("secret"), encoding="ascii") as file:
+                self.assertEqual(file.read(), "secret")
+
     @unittest.skipIf(ABSENT, "DeepSpeed is not installed")
     def test_engines(self):
         """engines of stages 1 to 3 load them, on as many ranks and on more"""

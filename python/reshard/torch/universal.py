@@ -16,7 +16,8 @@ import torch
 from .._c import Pathlike
 from ..checkpoint import Checkpoint
 from ..checkpoint import open as open_checkpoint
-from ..errors import ExistsError, FormatError, InvalidError
+from ..errors import ExistsError, FormatError
+from .reader import open_regular
 
 _STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
 
@@ -25,13 +26,20 @@ def _groups(checkpoint: Checkpoint) -> List[Dict[str, Any]]:
     """The parameter groups, with names of parameters."""
     groups: Dict[int, Dict[str, Any]] = {}
     for name, value in checkpoint.plain_values.items():
-        if name.startswith(_GROUPS):
-            number, key = name[len(_GROUPS):].split(".", 1)
-            groups.setdefault(int(number), {})[key] = tuple(value) if key == "betas" else value
+        number, _, key = name[len(_GROUPS):].partition(".")
+        if not name.startswith(_GROUPS) or not number.isdecimal() or len(number) > 9:
+            continue
+        if key == "betas" and not isinstance(value, list):
+            raise FormatError(f"{checkpoint.path}: {name} is {value!r}, expected a list")
+        groups.setdefault(int(number), {})[key] = tuple(value) if key == "betas" else value
     found = [group for _, group in sorted(groups.items())]
-    if not found or not all(isinstance(name, str) for group in found for name in group.get("params", [0])):
+    lists = [group.get("params") for group in found]
+    params = [name for one in lists if isinstance(one, list) for name in one]
+    if not params or not all(isinstance(one, list) for one in lists) or not all(isinstance(one, str) for one in params):
         raise FormatError(f"{checkpoint.path}: no values {_GROUPS}0 with the names of parameters, which a universal "
                           "checkpoint needs")
+    if len(set(params)) < len(params):
+        raise FormatError(f"{checkpoint.path}: {_GROUPS[:-1]} names a parameter twice")
     return found
 
 
@@ -56,6 +64,20 @@ def _states(checkpoint: Checkpoint, param: str) -> Tuple[List[str], Any]:
     return [key for key in keys if checkpoint[prefix + key].shape == checkpoint[param].shape and key != "step"], step
 
 
+def _check_file_name(checkpoint: Checkpoint, name: str) -> None:
+    """FormatError if a name from a file cannot be that of a new file or directory, or leads elsewhere."""
+    if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > 250:
+        raise FormatError(f"{checkpoint.path}: {name}: not the name of a file or directory")
+
+
+def _number(checkpoint: Checkpoint, param: str, step: Any) -> torch.Tensor:
+    """The step of a parameter as DeepSpeed has it."""
+    try:
+        return torch.tensor(float(step or 0))
+    except (TypeError, ValueError, OverflowError):
+        raise FormatError(f"{checkpoint.path}: the step of {param} is not a number") from None
+
+
 def _write(path: str, value: Any) -> None:
     with open(path, "xb") as file:
         torch.save(value, file)
@@ -65,15 +87,14 @@ def _write(path: str, value: Any) -> None:
 
 def _write_param(checkpoint: Checkpoint, param: str, directory: str) -> Any:
     """Writes the files of a parameter, one tensor at a time. Returns its step."""
-    if "/" in param or param in (".", ".."):
-        raise InvalidError(f"{param}: not the name of a directory")
     os.mkdir(directory)
     _write(os.path.join(directory, "fp32.pt"), {"param": checkpoint[param].torch().to(torch.float32)})
     keys, step = _states(checkpoint, param)
     for key in keys:
+        _check_file_name(checkpoint, key)
         _write(os.path.join(directory, f"{key}.pt"), {"param": checkpoint[f"{_STATE}{param}.{key}"].torch()})
     if step is not None:
-        _write(os.path.join(directory, "step.pt"), torch.tensor(float(step)))
+        _write(os.path.join(directory, "step.pt"), _number(checkpoint, param, step))
     return step
 
 
@@ -85,14 +106,18 @@ def _write_all(checkpoint: Checkpoint, staging: str, files: List[str]) -> None:
         for param in group["params"]:
             if param not in checkpoint:
                 raise FormatError(f"{checkpoint.path}: parameter {param} of {_GROUPS[:-1]} is not there")
+            _check_file_name(checkpoint, param)
             step = _write_param(checkpoint, param, os.path.join(zero, param))
     numbered = [{**group, "params": [i]} for i, group in enumerate(groups)]
     version = checkpoint.plain_values.get("ds_version", "0.19.8")
     _write(os.path.join(zero, "optimizer_state.pt"), {
         "ds_version": version, "param_groups": numbered,
-        "optimizer_state_dict": {"state": {0: {"step": torch.tensor(float(step or 0))}}, "param_groups": numbered}})
+        "optimizer_state_dict": {"state": {0: {"step": _number(checkpoint, "the optimizer", step)}},
+                                 "param_groups": numbered}})
     for path in files:
-        shutil.copyfile(path, os.path.join(staging, os.path.basename(path)))
+        with open_regular(path, os.path.dirname(path)) as file, \
+                open(os.path.join(staging, os.path.basename(path)), "xb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def write_universal(source: Pathlike, out: Pathlike, *, model_from: Optional[Pathlike] = None) -> None:
@@ -115,5 +140,7 @@ def write_universal(source: Pathlike, out: Pathlike, *, model_from: Optional[Pat
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
-    with open(os.path.join(os.path.dirname(path), "latest_universal"), "w", encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), encoding="utf-8", delete=False) as file:
         file.write(os.path.basename(path))
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, os.path.join(os.path.dirname(path), "latest_universal"))  # also in place of a link
