@@ -133,7 +133,7 @@ class LazyTensor:
         like = frameworks.check(self._checkpoint.like if like is None else like)
         kind = self._dtype if dtype is None else dtypes.dtype(dtype)
         if selection.empty:
-            return frameworks.empty(selection.shape, kind, like)
+            return frameworks.empty(selection.shape, kind, like, name=self.name)
         reading = selection.reading(self._dtype.nbytes)
         if kind.nbytes * math.prod(reading.shape) >= frameworks.LARGE_NBYTES:
             self._checkpoint.check_claims()

@@ -18,7 +18,7 @@ import sys
 from typing import Any, Mapping, Sequence, Tuple
 
 from . import dtypes
-from .errors import InvalidError, OutOfMemoryError
+from .errors import InvalidError, LimitError, OutOfMemoryError
 
 LIKES = ("auto", "numpy", "torch", "raw", "memoryview")
 LARGE_NBYTES = 1 << 20  # of memory that is requested from the system
@@ -78,7 +78,7 @@ def like_of(arrays: Any) -> str:
 def empty(shape: Sequence[int], dtype: Any, like: str, device: Any = None, *, name: str = "an array") -> Any:
     """Returns a new dense array with unspecified values. `device` is for torch. The array takes no memory before it is
     filled, so what a file claims costs nothing before it is proven. OutOfMemoryError, with the `name` of the tensor, if
-    the system does not have so much."""
+    the system does not have so much. LimitError: the framework has no such shape."""
     one = dtypes.dtype(dtype)
     like = usable(like, one)
     try:
@@ -91,6 +91,8 @@ def empty(shape: Sequence[int], dtype: Any, like: str, device: Any = None, *, na
         return numpy.empty(tuple(shape), dtypes.numpy_dtype(one, raw=like == "raw"))
     except (MemoryError, OverflowError, ValueError, OSError, RuntimeError) as error:
         nbytes = one.nbytes * math.prod(shape)
+        if nbytes == 0:
+            raise LimitError(f"{name}: {like} has no arrays of {one.name}{list(shape)}: {error}") from error
         if nbytes < LARGE_NBYTES or device is not None:
             raise
         raise OutOfMemoryError(f"{name}: cannot allocate {nbytes} bytes for {one.name}{list(shape)}") from error

@@ -1,5 +1,5 @@
-"""Hostile checkpoints through the Python package: an error of the library that names the file, and no memory for what is
-only claimed."""
+"""Hostile checkpoints through the Python package: an error of the library that names the file, and no memory for what
+is only claimed."""
 import os
 import shutil
 import sys
@@ -9,7 +9,8 @@ import unittest
 import reshard
 import tap
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, TESTS)
 import bad_parts as parts  # noqa: E402
 from bad_parts import dct, index, info, meta, num, saved, state, tensor, text, tup  # noqa: E402
 
@@ -92,6 +93,13 @@ class HostileFiles(unittest.TestCase):
             for like in ("numpy", "memoryview"):
                 with self.assertRaisesRegex(reshard.OutOfMemoryError, r"w: cannot allocate \d+ bytes for f32"):
                     checkpoint["w"].read(like=like)
+
+    def test_empty_and_far(self):
+        """an empty tensor whose extents are too large for an array is an error that names it"""
+        with reshard.open(os.path.join(TESTS, "bad", "safe_empty_far.safetensors")) as checkpoint:
+            for use in (checkpoint.state_dict, checkpoint["w"].read):
+                with self.assertRaisesRegex(reshard.LimitError, "w: numpy has no arrays of "):
+                    use(like="numpy")
 
 
 if __name__ == "__main__":
