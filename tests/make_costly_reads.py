@@ -81,7 +81,7 @@ def streams():
     boxes_of("two_overlapping_streams", (n + 1,), [((i,), (n,)) for i in range(2)], streamed_tensor((n,), (1,)),
              transforms=ZSTD)
     n = 2 << 20
-    boxes_of("many_overlapping_streams", (n + 128,), [((i,), (n,)) for i in range(120)], streamed_tensor((n,), (1,)),
+    boxes_of("many_overlapping_streams", (n + 128,), [((i,), (n,)) for i in range(85)], streamed_tensor((n,), (1,)),
              transforms=ZSTD)
     at = STREAM.index(DATA)
     boxes_of("windows_that_grow", (2, 4), [((0, 0), (2, 4))],
@@ -136,7 +136,7 @@ def views():
 
     view("every_other_element", (90000,), (2,), 720000)
     view("eight_of_nine_bytes", (80000, 8), (9, 1), 720000, "uint8", "ByteStorage")
-    view("elements_in_five_dims", (9,) * 5, (80000, 8000, 800, 80, 8), 720000, "uint8", "ByteStorage", ntensors=400)
+    view("elements_in_five_dims", (9,) * 5, (80000, 8000, 800, 80, 8), 720000, "uint8", "ByteStorage", ntensors=1050)
     view("expanded_rows", (10000, 10, 2), (0, 0, 8), 720000)
     memo = Memo()
     one, again = memo.keep(tensor((90000,), (2,), count=180000))
