@@ -180,6 +180,25 @@ class DcpMended(unittest.TestCase):
             self.refused("not a regular file", Reader(folder("x")), (4,))
             self.value_refused("not a regular file", folder("x"))
 
+    def test_links_in_the_way(self):
+        """torch writes through links that are in the way, and waits for a FIFO; Writer does neither"""
+        def save(path, **options):
+            dcp.save({"w": truth("w", (4,)), "n": 1}, storage_writer=Writer(path, **options), no_dist=True)
+
+        for name, options in ((".metadata.tmp", {}), ("__0_0.distcp", {"_extensions": [Rot13Example()]})):
+            for make in (lambda path: os.symlink(folder("other"), path), os.mkfifo):
+                with worlds.Folder() as folder:
+                    os.mkdir(folder("x"))
+                    make(folder("x", name))
+                    with self.assertRaises(dcp.CheckpointException):
+                        save(folder("x"), **options)
+                    self.assertFalse(os.path.exists(folder("other")))
+        with worlds.Folder() as folder:
+            os.mkdir(folder("x"))
+            os.mkfifo(folder("x", ".metadata"))
+            with self.assertRaisesRegex(dcp.CheckpointException, "not a regular file"):
+                save(folder("x"))
+
     def value_refused(self, words, path):
         with self.assertRaises(dcp.CheckpointException) as raised:
             dcp.load({"n": 0}, storage_reader=Reader(path), no_dist=True)

@@ -29,8 +29,8 @@ from ..checkpoint import Checkpoint
 from ..converting import convert
 from ..errors import ExistsError, FormatError, InvalidError, MissingError, MissingFileError, UnsupportedError
 from ..storage import Storage, is_url
-from .places import check_file_system
-from .reader import Reader, open_regular
+from .places import check_file_system, open_here, open_regular
+from .reader import Reader
 from .threads import pool_of
 from .writer import Data, Writer, bytes_struct, item_struct, write_items
 
@@ -267,7 +267,7 @@ class HuggingFaceStorageWriter(Writer):
         """Replaces the index in one step."""
         index = {"metadata": {"total_size": sum(nbytes for _, nbytes in tensors.values())},
                  "weight_map": {name: file for name, (file, _) in tensors.items()}}
-        with open(os.path.join(path, INDEX + ".tmp"), "w", encoding="utf-8") as file:
+        with open(os.path.join(path, INDEX + ".tmp"), "w", encoding="utf-8", opener=open_here) as file:
             json.dump(index, file, indent=2)
             if self.sync_files:
                 file.flush()

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional, Sequence
+import stat
+from typing import Any, BinaryIO, Dict, List, Optional, Sequence
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from .. import _c
 from ..carry import AnyPool, Pool
-from ..errors import UnsupportedError
+from ..errors import FormatError, UnsupportedError
 from ..storage import Storage, handle_for, is_url
 
 
@@ -103,3 +104,23 @@ def remove_files(path: str, storage: Optional[Storage], names: Sequence[str]) ->
     texts = [os.fsencode(name) for name in names]
     _c.lib.rsd_dcp_remove_files(_c.path_bytes(path), handle_for(path, storage), len(texts),
                                 (_c.Text * max(1, len(texts)))(*texts))
+
+
+def open_regular(path: str, folder: str) -> BinaryIO:
+    """Opens a file of a checkpoint. A file that is not regular could block, and a link could lead anywhere: it may lead
+    out of the directory only to a blob of the same cache of downloads."""
+    real, inside = os.path.realpath(path), os.path.realpath(folder)
+    cache, snapshots, _ = inside.rpartition("/snapshots/")
+    blob = bool(snapshots) and os.path.dirname(real) == os.path.join(cache, "blobs")
+    if not blob and os.path.commonpath([real, inside]) != inside:
+        raise FormatError(f"{path}: a link that leads out of the directory")
+    fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError(f"{path}: not a regular file")
+    return os.fdopen(fd, "rb")
+
+
+def open_here(path: str, flags: int) -> int:
+    """Opens a file for writing: the `opener` of open(). A link is not followed, and a FIFO does not block."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 import zipfile
 import zlib
-from typing import Any, BinaryIO, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -31,7 +30,7 @@ from ..storage import Storage, is_url
 from . import metadata as metadata_
 from .bound import box_of
 from .boxes import check_filled
-from .places import UrlPaths, check_file_system
+from .places import UrlPaths, check_file_system, open_regular
 from .threads import pool_of
 
 # An item may be this many times as long after its extensions are undone, and have these bytes in any case.
@@ -357,21 +356,6 @@ class Reader(UrlPaths, FileSystemReader):
             target = resolved(planner, item)
             target.copy_(box_of(stored, item.storage_offsets, item.lengths))
             planner.commit_tensor(item, target)
-
-
-def open_regular(path: str, folder: str) -> BinaryIO:
-    """Opens a file of a checkpoint. A file that is not regular could block, and a link could lead anywhere: it may lead
-    out of the directory only to a blob of the same cache of downloads."""
-    real, inside = os.path.realpath(path), os.path.realpath(folder)
-    cache, snapshots, _ = inside.rpartition("/snapshots/")
-    blob = bool(snapshots) and os.path.dirname(real) == os.path.join(cache, "blobs")
-    if not blob and os.path.commonpath([real, inside]) != inside:
-        raise FormatError(f"{path}: a link that leads out of the directory")
-    fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise FormatError(f"{path}: not a regular file")
-    return os.fdopen(fd, "rb")
 
 
 def _read_limited(stream: Any, most: int, where: str) -> bytes:

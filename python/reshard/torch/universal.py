@@ -17,7 +17,7 @@ from .._c import Pathlike
 from ..checkpoint import Checkpoint
 from ..checkpoint import open as open_checkpoint
 from ..errors import ExistsError, FormatError
-from .reader import open_regular
+from .places import open_regular
 
 _STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
 

@@ -35,7 +35,7 @@ from ..errors import Error, InvalidError, MismatchError, UnsupportedError
 from ..memory import is_direct
 from ..saving import compress_level
 from ..storage import Storage, handle_for, is_url
-from .places import UrlPaths, check_file_system, list_files, remove_files
+from .places import UrlPaths, check_file_system, list_files, open_here, open_regular, remove_files
 from .staging import Stage
 from .threads import pool_of
 
@@ -271,7 +271,7 @@ class Writer(UrlPaths, FileSystemWriter):
             before = self._files_of(os.fspath(self.path), self._metadata_name())
             numbers += [0, *(int(found.group(2) or 0) for found in map(_DATA_FILE.match, before) if found)]
         elif self._metadata_name() in names:
-            with open(os.path.join(self.path, self._metadata_name()), "rb") as file:
+            with open_regular(os.path.join(self.path, self._metadata_name()), os.fspath(self.path)) as file:
                 numbers += [0, *(int(found.group(1)) for found in _NUMBERED.finditer(file.read()))]
         return f"{prefix}{max(numbers) + 1}-" if numbers else prefix
 
@@ -370,7 +370,7 @@ class Writer(UrlPaths, FileSystemWriter):
             yield made
             write_items(path, [bytes_struct(b"file", made.getvalue())], None, None, self._storage, sync=1)
             return
-        with open(path, "wb") as file:
+        with open(path, "wb", opener=open_here) as file:
             yield file
             if self.sync_files:
                 file.flush()
