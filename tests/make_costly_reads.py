@@ -104,6 +104,9 @@ def shared_items():
     for _ in range(7):
         item = zstd(item)
     tensors_of("tensors_of_one_deep_stream", item, 8, 4000)
+    nothings = bytes.fromhex("28b52ffd00388d00004828b52ffd00380100000100efffcccb11")  # 14563 times nothing
+    padding = struct.pack("<II", 0x184D2A50, 450) + b"x" * 450
+    tensors_of("frames_of_nothing", (nothings + padding) * 1900, 2, 18)
 
 
 # ---- links ----

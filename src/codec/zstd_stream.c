@@ -16,7 +16,7 @@
 enum { INPUT_NBYTES = 1 << 17, MAX_LAYERS = 8, MAX_WINDOW_LOG = 24 };
 
 /* What layers but the last may produce: so many bytes, and so many for each compressed byte. */
-enum { START_INNER_NBYTES = 1 << 20, MAX_INNER_GROWTH = 256 };
+enum { START_INNER_NBYTES = 1 << 20, MAX_INNER_GROWTH = 16 };
 
 /* Of a decoder without its window, about. */
 enum { DECODER_NBYTES = 160 << 10 };

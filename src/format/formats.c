@@ -259,10 +259,12 @@ enum {
 #define START_COMPRESSED ((uint64_t)1 << 30)
 #define START_ITEMS      ((uint64_t)16 << 20)
 #define START_VALUES     ((uint64_t)1 << 20)
+#define START_STREAMS    ((uint64_t)1 << 20)
 
 struct claims {
     uint64_t boxes, compressed, items; /* bytes, added up without overflow */
     uint64_t tensors;                  /* of whole tensors */
+    uint64_t streams;                  /* of items that are compressed */
     uint64_t nlayers;                  /* of compression, of all items */
     uint64_t stored;                   /* sizes of the files */
 };
@@ -279,10 +281,12 @@ static void add_item_claim(struct claims *claims, const struct extent *extent,
 {
     const struct extent *before = last[extent->file];
     bool again = before && before->offset == extent->offset && before->nbytes == extent->nbytes;
-    if (extent->kind == EXTENT_ITEM && (!again || extent->nzstd))
-        claims->items = add_claim(claims->items, extent->nbytes);
-    if (extent->kind == EXTENT_ITEM)
+    if (extent->kind == EXTENT_ITEM && extent->nzstd) {
+        claims->streams = add_claim(claims->streams, extent->nbytes);
         claims->nlayers += extent->nzstd;
+    } else if (extent->kind == EXTENT_ITEM && !again) {
+        claims->items = add_claim(claims->items, extent->nbytes);
+    }
     last[extent->file] = extent;
 }
 
@@ -348,8 +352,10 @@ static uint64_t count_needed(const struct claims *claims)
     uint64_t decoded = add_claim(claims->compressed, claims->nlayers * LAYER_NBYTES);
     uint64_t compressed = claim_needs(decoded, START_COMPRESSED, MAX_COMPRESSION);
     uint64_t items = claim_needs(claims->items, START_ITEMS, MAX_ITEM_COPIES);
+    uint64_t streams = claim_needs(claims->streams, START_STREAMS, MAX_ITEM_COPIES);
     uint64_t most = boxes > compressed ? boxes : compressed;
-    return most > items ? most : items;
+    most = most > items ? most : items;
+    return most > streams ? most : streams;
 }
 
 rsd_status format_check_claims(rsd_checkpoint *checkpoint)
@@ -376,8 +382,8 @@ rsd_status format_check_claims(rsd_checkpoint *checkpoint)
                 "tensors claim %llu bytes, in items of %llu bytes with %llu layers of compression, "
                 "and the files have %llu; not read",
                 (unsigned long long)add_claim(claims.boxes, claims.compressed),
-                (unsigned long long)claims.items, (unsigned long long)claims.nlayers,
-                (unsigned long long)claims.stored));
+                (unsigned long long)add_claim(claims.items, claims.streams),
+                (unsigned long long)claims.nlayers, (unsigned long long)claims.stored));
     atomic_store(&checkpoint->claims_plausible, true);
     return RSD_OK;
 }
