@@ -2,6 +2,7 @@
 does; a torch that does it right makes its half of the test fail, and then the case can go.
 
 Fixed in 2.13: a reader that fails on .metadata has an error with the cause (before: "metadata is None")."""
+import collections
 import os
 import pickle
 import re
@@ -234,6 +235,26 @@ class DcpMended(unittest.TestCase):
                 except dcp.CheckpointException:
                     pass
                 self.assertTrue(os.path.exists(folder("made")))
+
+    def test_hostile_values(self):
+        """torch's planners run what a value says; LoadPlanner(weights_only=True) does not"""
+        with worlds.Folder() as folder:
+            plain = {"n": {"a": (1, 2.5), "t": 2 ** 70}, "l": [torch.ones(2), None], "o": collections.OrderedDict(b=1)}
+            dcp.save(plain, storage_writer=Writer(folder("plain")), no_dist=True)
+            got = {"n": {"a": 0, "t": 0}, "l": [torch.zeros(2), 1], "o": collections.OrderedDict(b=0)}
+            dcp.load(got, storage_reader=Reader(folder("plain")), planner=LoadPlanner(weights_only=True), no_dist=True)
+            self.assertTrue(torch.equal(got["l"][0], plain["l"][0]))
+            self.assertEqual((got["n"], got["l"][1], got["o"]), (plain["n"], None, plain["o"]))
+            dcp.save({"v": Tool(folder("made"))}, storage_writer=Writer(folder("x")), no_dist=True)
+            for planner, runs in ((LoadPlanner(weights_only=True), False), (LoadPlanner(), True)):
+                words = "v: not loaded with weights_only=True" if not runs else ""
+                try:
+                    dcp.load({"v": 0}, storage_reader=Reader(folder("x")), planner=planner, no_dist=True)
+                    said = ""
+                except dcp.CheckpointException as error:
+                    said = str(error)
+                self.assertIn(words, said)
+                self.assertEqual(os.path.exists(folder("made")), runs)
 
     def test_wrong_crc(self):
         """a flipped bit goes unnoticed in torch; Reader names the file and the tensor"""

@@ -9,27 +9,53 @@ number of boxes that overlap. Both planners support uneven strided shards.
 from __future__ import annotations
 
 import dataclasses
+import io
 from typing import Any, List, Optional
 
 import torch
 
 from torch.distributed.checkpoint import _version
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict, set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem
 from torch.distributed.checkpoint.planner_helpers import _create_read_items, _create_write_items
 
-from ..errors import MismatchError
+from ..errors import MismatchError, UnsupportedError
 from .boxes import DTensor, is_strided, parts, read_items
 
 
 class LoadPlanner(DefaultLoadPlanner):
     """As DefaultLoadPlanner of torch, for any number of stored boxes. It also works with readers of torch. A part of a
-    tensor that no file has is an error, with any reader. The keywords are torch's: flatten_state_dict,
-    flatten_sharded_tensors, and allow_partial_load, with which entries that the checkpoint lacks stay unchanged."""
+    tensor that no file has is an error, with any reader. The `args` and `keywords` are torch's:
+    flatten_state_dict, flatten_sharded_tensors, and allow_partial_load, with which entries that the checkpoint lacks
+    stay unchanged.
+
+    `weights_only` is that of torch.load, for entries that are not tensors: True refuses objects whose pickle would run
+    code. Torch's planners, and by default this one, unpickle all."""
 
     fills_all = True  # so a reader need not check it
+
+    def __init__(self, *args: Any, weights_only: bool = False, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.weights_only = weights_only
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Puts an entry that is not a tensor into the state."""
+        if not self.weights_only:
+            super().load_bytes(read_item, value)
+            return
+        name = read_item.dest_index.fqn
+        try:
+            found = torch.load(value, map_location="cpu", weights_only=True)
+        except MemoryError:
+            raise
+        except Exception as error:  # an invalid file can raise almost any exception
+            raise UnsupportedError(f"{name}: not loaded with weights_only=True: {error}") from error
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[name], found)
+        else:
+            self.state_dict[name] = found
 
     def create_local_plan(self) -> LoadPlan:
         """Returns the reads of this rank."""
