@@ -380,7 +380,7 @@ class Checkpoint(_c.Handle, Mapping[str, LazyTensor]):
 
     def _find(self, name: str) -> int:
         index = Int64()
-        if "\0" in name:
+        if not states.is_name(name):
             raise MissingError(f"{self.path}: the checkpoint has no tensor {name!r}")
         try:
             with self.in_use() as handle:

@@ -38,13 +38,17 @@ def is_tensor(what: Any) -> bool:
     return isinstance(what, (memoryview, bytearray)) or type(what).__module__ == "array"
 
 
-def check_name(name: str) -> None:
-    """InvalidError if the name of a tensor or value is invalid. C would end the name at a NUL."""
+def is_name(name: str) -> bool:
+    """Returns whether a tensor or value can have a name. C would end the name at a NUL."""
     try:
-        proper = bool(name.encode()) and "\0" not in name
+        return bool(name.encode()) and "\0" not in name
     except UnicodeEncodeError:
-        proper = False
-    if not proper:
+        return False
+
+
+def check_name(name: str) -> None:
+    """InvalidError if the name of a tensor or value is invalid."""
+    if not is_name(name):
         raise InvalidError(f"{name!r} is not a valid name of a tensor or value: names are text, not empty, without NUL")
 
 

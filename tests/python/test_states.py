@@ -285,6 +285,7 @@ class States(unittest.TestCase):
         reshard.save(self.path, {"x": WHOLE})
         with reshard.open(self.path) as checkpoint:
             self.assertNotIn("x\0y", checkpoint)
+            self.assertNotIn("\ud800", checkpoint)
             with self.assertRaises(KeyError):
                 checkpoint.load({"x\0y": WHOLE.copy()})
 

@@ -236,7 +236,25 @@ def strided():
     assert torch.equal(replicated.full_tensor(), whole)
 
 
+class Forged:
+    """A transport whose other rank sends wrong bytes."""
+
+    def __init__(self, size, text):
+        self.answers = [size.to_bytes(8, "little"), text]
+
+    def gather(self, own):
+        return [own, self.answers.pop(0)[:len(own)].ljust(len(own))]
+
+
 class WeightSync(unittest.TestCase):
+    def test_wrong_peers(self):
+        """what another rank states is checked, and no memory is allocated for what it announces"""
+        from reshard.torch.weight_names import exchanged
+        self.assertEqual(exchanged(Forged(2, b"{}"), {}), [{}, {}])
+        for size, text in ((1 << 60, b""), (9, b"[[[[[[[[["), (2, b"\xff\xfe"), (100000, b"[" * 100000), (0, b"")):
+            with self.assertRaisesRegex(reshard.PeerError, "rank 1 states"):
+                exchanged(Forged(size, text), {})
+
     def test_updates(self):
         """4 FSDP ranks to 2 tensor-parallel ranks with fused tensors: apart, overlapping and the same"""
         for source, target in (([0, 1, 2, 3], [4, 5]), ([0, 1, 2, 3], [2, 4]), ([0, 1], [0, 1]), ([1], [0, 2])):

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 
 from .. import _c, dtypes
-from ..errors import Error, InvalidError, MismatchError, UnsupportedError
+from ..errors import Error, InvalidError, MismatchError, PeerError, UnsupportedError
 from ..layout import Layout, Mesh, Segmented
 from .layouts import DTensor, is_sharded, layout_on, ordered_layout_on, placements_of, same_places
 
@@ -303,9 +303,21 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+MOST_STATED = 1 << 28  # bytes of names and layouts of one rank
+
+
 def exchanged(transport: Any, own: Any) -> List[Any]:
-    """Collective. Returns what each rank states."""
+    """Collective. Returns what each rank states. PeerError if that is too long or not JSON."""
     data = json.dumps(own).encode()
     sizes = [int.from_bytes(one, "little") for one in transport.gather(len(data).to_bytes(8, "little"))]
+    for rank, size in enumerate(sizes):
+        if size > MOST_STATED:
+            raise PeerError(f"rank {rank} states {size} bytes of names, more than {MOST_STATED}")
     found = transport.gather(data.ljust(max(sizes)))
-    return [json.loads(one[:size]) for one, size in zip(found, sizes)]
+    stated = []
+    for rank, (one, size) in enumerate(zip(found, sizes)):
+        try:
+            stated.append(json.loads(one[:size]))
+        except (ValueError, RecursionError) as error:
+            raise PeerError(f"rank {rank} states names that are not JSON: {error}") from None
+    return stated
