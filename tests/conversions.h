@@ -116,6 +116,17 @@ static inline bool conversion_left_nothing(const char *out)
     return !is_there(part);
 }
 
+/* For rsd_convert: divides the columns of each tensor over three files. */
+static inline rsd_status conversion_choose_columns(void *context, const rsd_tensor_info *tensor,
+                                                   rsd_tensor_target *choice)
+{
+    char text[128];
+    (void)context;
+    snprintf(text, sizeof text, "f32[%lld,%lld] @ 3 : S(1)", (long long)tensor->shape[0],
+             (long long)tensor->shape[1]);
+    return rsd_layout_parse(text, &choice->layout);
+}
+
 static inline rsd_status conversion_run(const char *from, const char *to,
                                         const rsd_convert_options *options)
 {

@@ -126,16 +126,6 @@ static int stop_after(void *context, const rsd_progress *progress)
            progress->nbytes_done < progress->nbytes_total;
 }
 
-static rsd_status choose_columns(void *context, const rsd_tensor_info *tensor,
-                                 rsd_tensor_target *choice)
-{
-    char text[128];
-    (void)context;
-    snprintf(text, sizeof text, "f32[%lld,%lld] @ 3 : S(1)", (long long)tensor->shape[0],
-             (long long)tensor->shape[1]);
-    return rsd_layout_parse(text, &choice->layout);
-}
-
 static void cancelled_and_resumed(void)
 {
     CASE("a cancelled run is resumed, and reports only its own work");
@@ -150,7 +140,7 @@ static void cancelled_and_resumed(void)
                                            .format = kind ? RSD_FORMAT_DCP : RSD_FORMAT_SAFETENSORS,
                                            .max_shard_nbytes = kind ? 0 : 2500000,
                                            .compress = kind == 2,
-                                           .map = kind ? choose_columns : NULL};
+                                           .map = kind ? conversion_choose_columns : NULL};
             rsd_status status = conversion_run(in_folder("source"), in_folder("target"), &options);
             CHECK(status == RSD_OK || status == RSD_ECANCELLED, "%s", rsd_error());
             if (status == RSD_ECANCELLED) {
@@ -219,7 +209,7 @@ static void killed_and_resumed(void)
                                        .compress = kind == 2,
                                        .overwrite = over,
                                        .resume = 1,
-                                       .map = kind ? choose_columns : NULL};
+                                       .map = kind ? conversion_choose_columns : NULL};
         if (over) {
             conversion_make(in_folder("target"), 2);
             FILE *notes = fopen(in_folder("target/notes.txt"), "w");
@@ -363,7 +353,7 @@ static void shards(void)
     CASE("safetensors shards: each box once, or all boxes of every rank");
     conversion_make(in_folder("source"), 3);
     rsd_convert_options options = {
-        .struct_nbytes = sizeof options, .map = choose_columns, .overwrite = 1};
+        .struct_nbytes = sizeof options, .map = conversion_choose_columns, .overwrite = 1};
     OK(conversion_run(in_folder("source"), in_folder("shards"), &options));
     CHECK(is_there(in_folder("shards/shard-00003-model-00001-of-00001.safetensors")));
     conversion_check_same(in_folder("source"), in_folder("shards"), NULL);

@@ -26,16 +26,6 @@ static int stop_late(void *context, const rsd_progress *progress)
            progress->nbytes_done < progress->nbytes_total;
 }
 
-static rsd_status choose_columns(void *context, const rsd_tensor_info *tensor,
-                                 rsd_tensor_target *choice)
-{
-    char text[128];
-    (void)context;
-    snprintf(text, sizeof text, "f32[%lld,%lld] @ 3 : S(1)", (long long)tensor->shape[0],
-             (long long)tensor->shape[1]);
-    return rsd_layout_parse(text, &choice->layout);
-}
-
 static rsd_status run_to(const char *to, enum kind kind, bool whole, bool resume)
 {
     rsd_io io = {.struct_nbytes = sizeof io, .on_progress = whole ? NULL : stop_late};
@@ -45,7 +35,7 @@ static rsd_status run_to(const char *to, enum kind kind, bool whole, bool resume
                                    .format = kind ? RSD_FORMAT_DCP : RSD_FORMAT_SAFETENSORS,
                                    .max_shard_nbytes = kind ? 0 : 900000,
                                    .compress = kind == ZSTD,
-                                   .map = kind ? choose_columns : NULL};
+                                   .map = kind ? conversion_choose_columns : NULL};
     return conversion_run(in_folder("source"), in_folder(to), &options);
 }
 
@@ -65,18 +55,10 @@ static char *stop(enum kind kind)
     return journal;
 }
 
-static void replace_journal(const char *chars, size_t n)
+/* Writes to the journal, with "wb" all of it and with "ab" more of it. */
+static void write_journal(const char *mode, const char *chars, size_t n)
 {
-    FILE *file = fopen(in_folder("target.reshard-part/reshard-journal"), "wb");
-    if (!CHECK(file != NULL))
-        return;
-    CHECK(fwrite(chars, 1, n, file) == n);
-    CHECK(fclose(file) == 0);
-}
-
-static void add_to_journal(const char *chars, size_t n)
-{
-    FILE *file = fopen(in_folder("target.reshard-part/reshard-journal"), "ab");
+    FILE *file = fopen(in_folder("target.reshard-part/reshard-journal"), mode);
     if (!CHECK(file != NULL))
         return;
     CHECK(fwrite(chars, 1, n, file) == n);
@@ -118,7 +100,7 @@ static void add_lines(const char *before, struct chars after)
         int n = snprintf(line, sizeof line, "%s%d", before, i);
         memcpy(line + n, after.data, after.n);
         line[(size_t)n + after.n] = '\n';
-        add_to_journal(line, (size_t)n + after.n + 1);
+        write_journal("ab", line, (size_t)n + after.n + 1);
     }
 }
 
@@ -149,7 +131,7 @@ static void lines_of_other_forms(void)
     for (int item = 0; item < 20; item++) {
         char line[60];
         int n = snprintf(line, sizeof line, "done 184467440737095516%02d\n", 16 + item);
-        add_to_journal(line, (size_t)n);
+        write_journal("ab", line, (size_t)n);
     }
     resume(DCP);
 }
@@ -187,7 +169,7 @@ static void shorter_file(void)
                                 : "target.reshard-part/model-00001-of-00006.safetensors.part";
         if (CHECK(is_there(in_folder(name)), "%s", name))
             CHECK(truncate(in_folder(name), 100) == 0);
-        add_to_journal("file 0 100\n", 11);
+        write_journal("ab", "file 0 100\n", 11);
         resume(kind);
         free(journal);
     }
@@ -208,7 +190,7 @@ static void compressed_offsets(void)
         free(stop(ZSTD));
         char was = *at;
         *at = was == '9' ? '1' : (char)(was + 1);
-        replace_journal(journal, n);
+        write_journal("wb", journal, n);
         *at = was;
         resume(ZSTD);
     }
@@ -217,7 +199,7 @@ static void compressed_offsets(void)
         free(stop(ZSTD));
         char was = *at;
         *at = 'x';
-        replace_journal(journal, n);
+        write_journal("wb", journal, n);
         *at = was;
         resume(ZSTD);
     }
