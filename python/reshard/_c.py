@@ -148,7 +148,10 @@ Pathlike = Union[str, bytes, "os.PathLike[str]"]
 
 def path_bytes(path: Pathlike) -> bytes:
     """Returns a path as bytes for the library. A NUL would end it there, so it is refused."""
-    found = os.fsencode(path)
+    try:
+        found = os.fsencode(path)
+    except UnicodeEncodeError:
+        raise errors.InvalidError(f"path is not text that can be encoded: {path!r}") from None
     if b"\0" in found:
         raise errors.InvalidError(f"path contains NUL: {found!r}")
     return found
@@ -160,7 +163,10 @@ def text_bytes(text: str, what: str) -> bytes:
         raise TypeError(f"{what} must be text, not {type(text).__name__}: {text!r}")
     if "\0" in text:
         raise errors.InvalidError(f"{what} contains NUL: {text!r}")
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise errors.InvalidError(f"{what} is not text that can be encoded: {text!r}") from None
 
 
 class Kept:

@@ -55,11 +55,14 @@ def check_name(name: str) -> None:
 def flatten(state: Mapping[str, Any], whole: Container[str] = ()) -> Dict[str, Leaf]:
     """Returns the leaves by their dotted names. Names in `whole` are always leaves."""
     found: Dict[str, Leaf] = {}
-    for path, what, holder, key in _walk((), state, None, None, whole):
-        name = ".".join(map(str, path))
-        if name in found:
-            raise InvalidError(f"two entries of the state have the name {name}")
-        found[name] = Leaf(path, what, holder, key)
+    try:
+        for path, what, holder, key in _walk((), state, None, None, whole):
+            name = ".".join(map(str, path))
+            if name in found:
+                raise InvalidError(f"two entries of the state have the name {name}")
+            found[name] = Leaf(path, what, holder, key)
+    except RecursionError:
+        raise InvalidError("the state contains itself, or is nested too deeply") from None
     return found
 
 
@@ -114,8 +117,8 @@ def to_json(name: str, value: Any) -> bytes:
 
     try:
         return _ODD.sub(spelled, json.dumps(value, default=plain)).encode()
-    except ValueError as error:
-        raise UnsupportedError(f"{name}: {value!r} cannot be saved: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedError(f"{name}: a {type(value).__name__} that cannot be saved: {error}") from None
 
 
 class _Opaque:

@@ -55,6 +55,20 @@ class States(unittest.TestCase):
                     use(path)
         self.assertEqual(os.listdir(os.path.dirname(self.path)), ["x"])
 
+    def test_odd_states(self):
+        """states that contain themselves, numbers that are too long, and text that cannot be encoded are refused"""
+        deep, inside, dicts = [], [], {}
+        for _ in range(5000):
+            deep = [deep]
+        inside.append(inside)
+        dicts["a"] = dicts
+        for one in ({"a": deep}, {"a": inside}, dicts, {"a": 10 ** 5000}):
+            with self.assertRaises(reshard.Error):
+                reshard.save(self.path, one)
+        for use in (lambda: reshard.open("/tmp/\ud800"), lambda: reshard.Storage(region="\ud800")):
+            with self.assertRaisesRegex(reshard.InvalidError, "cannot be|can be encoded"):
+                use()
+
     def test_bytes_paths(self):
         """paths are text, bytes or path objects, also those of converted checkpoints and their configs"""
         def path(name):
