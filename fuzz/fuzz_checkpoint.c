@@ -25,9 +25,12 @@ enum option_bit {
     CAST = 32,
     SPLIT = 64,
     PACK = 128,
-    FROM_MESH = 256, /* files of two ranks that do not say how tensors are cut */
-    FROM_RULES = 512 /* of Megatron */
+    FROM_MESH = 256,     /* files of two ranks that do not say how tensors are cut */
+    FROM_RULES = 512,    /* of Megatron */
+    LITTLE_MEMORY = 1024 /* records are read in parts, and not kept */
 };
+
+static rsd_io io = {.struct_nbytes = sizeof(rsd_io)}; /* of all calls */
 
 static char directory[64];
 
@@ -78,8 +81,9 @@ static rsd_status map_tensor(void *context, const rsd_tensor_info *tensor,
 
 static int64_t diff_checkpoints(rsd_checkpoint *a, rsd_checkpoint *b)
 {
+    const rsd_diff_options options = {.struct_nbytes = sizeof options, .io = &io};
     int64_t ndiffer = 0;
-    return rsd_diff(a, b, NULL, NULL, NULL, &ndiffer, NULL) ? 0 : ndiffer;
+    return rsd_diff(a, b, &options, NULL, NULL, &ndiffer, NULL) ? 0 : ndiffer;
 }
 
 /* Converts, and compares the output with the input. */
@@ -91,6 +95,7 @@ static void convert_checkpoint(rsd_checkpoint *checkpoint, rsd_format format, in
                                    .format = format,
                                    .map = format == RSD_FORMAT_TORCH_SAVE ? NULL : map_tensor,
                                    .map_context = &options,
+                                   .io = &io,
                                    .compress = format == RSD_FORMAT_DCP && options & PACK ? 3 : 0};
     rsd_status status = rsd_convert(checkpoint, out, &convert, NULL);
     if (!status && !failed && !rsd_checkpoint_open(out, NULL, &written)) {
@@ -109,7 +114,7 @@ static void digest_checkpoint(rsd_checkpoint *checkpoint)
     int64_t n = rsd_checkpoint_ntensors(checkpoint);
     char(*digests)[RSD_DIGEST_NCHARS] = malloc((size_t)n * sizeof *digests + 1);
     if (digests)
-        rsd_digest(checkpoint, 0, NULL, NULL, digests, NULL);
+        rsd_digest(checkpoint, 0, NULL, &io, digests, NULL);
     free(digests);
 }
 
@@ -119,7 +124,7 @@ static void use_checkpoint(rsd_checkpoint *checkpoint, const rsd_open_options *o
     int64_t nfindings;
     if (!failed && until_failure < 0)
         ask_everything(checkpoint);
-    rsd_verify(checkpoint, NULL, NULL, NULL, &nfindings, NULL);
+    rsd_verify(checkpoint, &io, NULL, NULL, &nfindings, NULL);
     digest_checkpoint(checkpoint);
     if (!rsd_checkpoint_open(path_in("in"), open, &again)) {
         if (diff_checkpoints(checkpoint, again) != 0 && !failed)
@@ -213,6 +218,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         write_packed(path_in("in"), file);
     const int options = data[0] | data[1] << 8;
     limit_files(options & FEW_FILES ? 24 : 1024);
+    io.max_nbytes = options & LITTLE_MEMORY ? 1 << 16 : 0;
     long failing = data[2];
     try_input(options, failing);
     const char *every = getenv("FUZZ_FAULTS"); /* each n-th allocation fails in turn */

@@ -19,8 +19,8 @@ from pack import pack, packed_file  # noqa: E402
 
 CORPUS = os.path.join(HERE, "corpus", "checkpoint")
 BAD = os.path.join(os.path.dirname(HERE), "tests", "bad")
-TAKE_RANK_0, MODEL_DTYPE, UNSTACK, AS_IS, FEW_FILES, CAST, SPLIT, PACK, FROM_MESH, FROM_RULES = (
-    1 << i for i in range(10))
+TAKE_RANK_0, MODEL_DTYPE, UNSTACK, AS_IS, FEW_FILES, CAST, SPLIT, PACK, FROM_MESH, FROM_RULES, LITTLE_MEMORY = (
+    1 << i for i in range(11))
 
 
 def keep(content):
@@ -55,6 +55,9 @@ def distributed():
         shape = (4, 2) if name == "transposed" else (2, 4)
         dcp(CAST, [("w", meta(shape, (((0, 0), shape),)))], [(index("w", (0, 0)), info(length=len(data)))],
             {"__0_0.distcp": data})
+    shape, data = (64, 64), item((64, 64), (1, 64), data=DATA * 512, count=4096)
+    dcp(LITTLE_MEMORY, [("w", meta(shape, (((0, 0), shape),)))], [(index("w", (0, 0)), info(length=len(data)))],
+        {"__0_0.distcp": data})
     stream = streamed(tensor())
     blocks = zstd(*(stream[i:i + 40] for i in range(0, len(stream), 40)))
     dcp(SPLIT, whole, [(index("w", (0, 0)), info(length=len(blocks), transforms=ZSTD))], {"__0_0.distcp": blocks})
