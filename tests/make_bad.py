@@ -314,6 +314,7 @@ def torch_files():
                  (text("_buffers"), b"}(h\x02" + tensor() + b"q\x03" + b"h\x02h\x03" * 300 + b"u"))
     write("torch_shared_buffer.pt", saved(glob("a", "B") + b")\x81" + module + b"b"))
     write("torch_names_empty.pt", saved(dct((text(""), dct((text(""), tensor()), (text("w"), tensor()))))))
+    write("torch_key_bytes.pt", saved(state(a=dct((text("w"), tensor()), (b"C\x01x", NONE)))))
     write("torch_name_nul.pt", saved(dct((text("w\0x"), tensor()))))
     write("torch_values_twice.pt", saved(dct((text("1"), num(5)), (num(1), num(6)))))
     write("torch_two_kinds.pt", saved(dct((text("a.b"), tensor()), (text("a"), state(b=num(6))))))

@@ -325,8 +325,9 @@ static rsd_status visit_odd_key(struct torch_visit *visit, pickle_node key, pick
     if (named && n < TORCH_MAX_NAME_NBYTES)
         status = visit_named_node(visit, (struct slice){name, n}, false, value);
     else
-        status = fail(RSD_EUNSUPPORTED, "%.300s%skey of a dict cannot be written as text",
-                      visit->name, visit->name[0] ? ": " : "");
+        status = fail(RSD_EUNSUPPORTED, "%.*s%skey of a dict cannot be written as text",
+                      (int)min_i64((int64_t)base_nbytes(visit), 300), visit->name,
+                      base_nbytes(visit) ? ": " : "");
     rsd_free(name);
     return status;
 }
