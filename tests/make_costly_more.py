@@ -127,7 +127,7 @@ def links():
     """The file of one rank, which is also that of all others, by links."""
     n, memo = 2000, Memo()
     one, again = memo.keep(flat())
-    name = f"links/model_world_size_{n}_rank_"
+    name = f"links_of_ranks/model_world_size_{n}_rank_"
     torch_file(f"{name}0.pt", mapped(*(text(f"{i}") + (again if i else one) for i in range(20000))))
     for rank in range(1, n):
         os.symlink(os.path.basename(f"{name}0.pt"), os.path.join(make_costly.FOLDER, f"{name}{rank}.pt"))

@@ -45,6 +45,12 @@ def columns():
         codecs=[little, bad_orbax.codec("zstd", level=1)])])
     entries = b"".join(struct.pack("<QQ", 0, len(frame)) for _ in range(n))
     array("columns_of_one_chunk", about, {"c/0/0": frame + entries + bad_orbax.crc32c(entries)})
+    n = 400 << 20
+    put("clipped_chunks/_METADATA", b"{}")
+    for i in range(60):
+        put(f"clipped_chunks/w{i}/.zarray", bad_orbax.zarray(shape=[1], chunks=[n], dtype="|u1",
+                                                             compressor={"id": "zstd"}))
+        put(f"clipped_chunks/w{i}/0", zstd(*zeros(n)))
     about = bad_orbax.zarray(shape=[1024, 1024 * 200], chunks=[1024, 1024], order="F", compressor={"id": "zstd"})
     array("transposed_chunks", about, dict.fromkeys((f"0.{i}" for i in range(200)), zstd(*zeros(4 << 20))))
 

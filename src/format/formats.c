@@ -290,6 +290,19 @@ static void add_item_claim(struct claims *claims, const struct extent *extent,
     last[extent->file] = extent;
 }
 
+/* Returns how many bytes are read for a box. A compressed chunk is decoded as a whole, also where little of it lies in
+ * the tensor. */
+static uint64_t read_nbytes(const struct catalog *catalog, const struct stored_tensor *tensor,
+                            size_t box)
+{
+    const struct extent *extent = &catalog->extents[tensor->first_extent + box];
+    uint64_t n = box_nbytes(catalog, tensor, box);
+    bool chunk = extent->kind == EXTENT_ARRAY && extent->nzstd && extent->detail < catalog->narrays;
+    return chunk && catalog->arrays[extent->detail].nbytes > n
+               ? catalog->arrays[extent->detail].nbytes
+               : n;
+}
+
 /* Adds up the bytes that all tensors and boxes claim to have. */
 static void sum_claims(const rsd_checkpoint *checkpoint, const struct extent **last,
                        struct claims *claims)
@@ -306,7 +319,7 @@ static void sum_claims(const rsd_checkpoint *checkpoint, const struct extent **l
             if (extent->kind == EXTENT_NONE)
                 continue;
             uint64_t *sum = dense && !extent->nzstd ? &claims->boxes : &claims->compressed;
-            *sum = add_claim(*sum, box_nbytes(catalog, tensor, box));
+            *sum = add_claim(*sum, read_nbytes(catalog, tensor, box));
             add_item_claim(claims, extent, last);
         }
     }
