@@ -118,7 +118,7 @@ static int explain_stop(const struct conversion *request, rsd_status status)
     const char *verb = request->verb;
     char *staging = find_staging_directory(request->out);
     bool resumable = status == RSD_ECANCELLED || status == RSD_EIO || status == RSD_ENOENT ||
-                     status == RSD_EPEER || status == RSD_ETIMEOUT;
+                     status == RSD_EPEER || status == RSD_ETIMEOUT || status == RSD_ENOMEM;
     int code = status == RSD_ECANCELLED ? cli_fail(verb, EXIT_INTERRUPTED, "interrupted")
                                         : cli_fail_status(verb, status);
     if (staging && resumable)
