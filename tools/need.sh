@@ -18,6 +18,9 @@ if [ -z "${MAY_INSTALL-}" ] || [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev
 fi
 echo "installing Debian packages:$missing"
 export DEBIAN_FRONTEND=noninteractive
+# Targets of one make install at the same time, and apt-get refuses to wait for another one.
+exec 9<"$0"
+flock 9
 apt-get update -qq
 # shellcheck disable=SC2086
 apt-get install -y -qq --no-install-recommends $missing >/dev/null
