@@ -4,6 +4,7 @@
  * The transport of one rank changes one message that it receives. Several groups of ranks run at the same time, since
  * most of them wait for a time-out.
  */
+#include "conversions.h"
 #include "folder.h"
 #include "random.h"
 #include "reshard.h"
@@ -27,6 +28,8 @@ struct change {
     int32_t rank; /* that receives it */
     enum message_kind kind;
     int64_t at; /* among the messages of its kind */
+    bool swept; /* instead: `at` is a word among those that `from` sends, which becomes INT64_MAX */
+    int32_t from;
     struct random random;
     bool done;
 };
@@ -41,6 +44,7 @@ struct receipt {
     void *request;
     char *data; /* NULL: a message that is sent, or not changed */
     size_t nbytes;
+    int64_t word; /* to be changed; -1: any */
 };
 
 static bool has_kind(enum message_kind kind, int32_t tag)
@@ -50,13 +54,12 @@ static bool has_kind(enum message_kind kind, int32_t tag)
     return tag >= FIRST_STEP_TAG && (tag - FIRST_STEP_TAG) % 2 == (kind == PAYLOADS);
 }
 
-static rsd_status wrap_request(rsd_status status, void *request, char *data, size_t nbytes,
-                               void **wrapped)
+static rsd_status wrap_request(rsd_status status, struct receipt wanted, void **wrapped)
 {
     struct receipt *receipt = malloc(sizeof *receipt);
     if (!receipt)
         abort();
-    *receipt = (struct receipt){request, data, nbytes};
+    *receipt = wanted;
     *wrapped = receipt;
     if (status)
         free(receipt);
@@ -69,7 +72,7 @@ static rsd_status send_plainly(void *context, int32_t to, int32_t tag, const voi
     const rsd_transport *t = &((struct changed_transport *)context)->inner;
     void *inner = NULL;
     rsd_status status = t->send(t->context, to, tag, data, nbytes, &inner);
-    return wrap_request(status, inner, NULL, 0, request);
+    return wrap_request(status, (struct receipt){.request = inner}, request);
 }
 
 static rsd_status receive_changed(void *context, int32_t from, int32_t tag, void *data,
@@ -79,14 +82,17 @@ static rsd_status receive_changed(void *context, int32_t from, int32_t tag, void
     const rsd_transport *t = &changed->inner;
     struct change *change = changed->change;
     void *inner = NULL;
-    bool counts = change && has_kind(change->kind, tag);
-    bool chosen = counts && changed->nreceived++ == change->at;
+    bool counts = change && has_kind(change->kind, tag) && (!change->swept || from == change->from);
+    int64_t n = !counts ? 0 : change->swept ? (int64_t)nbytes / 8 : 1;
+    int64_t into = counts ? change->at - changed->nreceived : -1;
+    changed->nreceived += n;
     rsd_status status = t->recv(t->context, from, tag, data, nbytes, &inner);
-    return wrap_request(status, inner, chosen ? data : NULL, nbytes, request);
+    struct receipt receipt = {inner, into >= 0 && into < n ? data : NULL, nbytes, into};
+    return wrap_request(status, receipt, request);
 }
 
 /* Changes a word of a message, or one byte of it. */
-static void change_bytes(struct change *change, char *data, size_t nbytes)
+static void change_bytes(struct change *change, char *data, size_t nbytes, int64_t word)
 {
     struct random *r = &change->random;
     uint64_t words[] = {0,
@@ -102,6 +108,10 @@ static void change_bytes(struct change *change, char *data, size_t nbytes)
                         (1u << 30) + 1};
     int64_t nwords = (int64_t)nbytes / 8;
     change->done = true;
+    if (change->swept) {
+        memcpy(data + 8 * word, &words[4], 8);
+        return;
+    }
     if (nwords == 0 || random_below(r, 8) == 0) {
         data[random_below(r, (int64_t)nbytes)] ^= (char)(1 << random_below(r, 8));
         return;
@@ -118,7 +128,7 @@ static rsd_status test_changed(void *context, void *request, int32_t *done)
     if (status || !*done)
         return status;
     if (receipt->data)
-        change_bytes(changed->change, receipt->data, receipt->nbytes);
+        change_bytes(changed->change, receipt->data, receipt->nbytes, receipt->word);
     free(receipt);
     return RSD_OK;
 }
@@ -146,6 +156,7 @@ struct trial {
     rsd_status status[NRANKS];
     bool wrong[NRANKS]; /* the call succeeded with a wrong result */
     bool silent[NRANKS];
+    char message[NRANKS][512];
 };
 
 static rsd_status shard_rows(void *context, const rsd_tensor_info *tensor,
@@ -281,6 +292,7 @@ static rsd_status call_as_rank(struct worker *worker)
     trial->status[rank] = status;
     trial->wrong[rank] = !status && !right;
     trial->silent[rank] = status && !*rsd_error();
+    snprintf(trial->message[rank], sizeof trial->message[rank], "%s", status ? rsd_error() : "");
     return status;
 }
 
@@ -383,6 +395,103 @@ static void run_trials(enum message_kind kind, enum call first_call, int ncalls,
     CHECK(nfailed > 0);
 }
 
+/* ---- each word of what a rank sends ---- */
+
+enum { NREFUSALS = 3 };
+
+/* One word after the other is changed, of all payloads that one rank receives of another in a call. */
+struct sweep {
+    enum call call;
+    const char *in;
+    int32_t rank, from;
+    struct {
+        const char *words; /* of a message that must come */
+        int least;         /* for so many words that are changed */
+    } refusals[NREFUSALS];
+};
+
+struct sweep_group {
+    pthread_t thread;
+    const struct sweep *sweep;
+    int number, nwords, nsilent;
+    int nrefused[NREFUSALS];
+};
+
+static void *run_sweep_group(void *context)
+{
+    struct sweep_group *group = context;
+    const struct sweep *sweep = group->sweep;
+    for (bool done = true; done; group->nwords += done) {
+        struct workers workers;
+        struct trial trial = {.call = sweep->call,
+                              .change = {.rank = sweep->rank,
+                                         .from = sweep->from,
+                                         .kind = PAYLOADS,
+                                         .swept = true,
+                                         .at = group->number + NGROUPS * group->nwords}};
+        char staging[320];
+        snprintf(trial.in, sizeof trial.in, "%s", sweep->in);
+        snprintf(trial.out, sizeof trial.out, "%s/out-%d", folder, group->number);
+        snprintf(staging, sizeof staging, "%s.reshard-part", trial.out);
+        workers_run(&workers, NRANKS, call_as_rank, &trial, 0);
+        workers_free(&workers);
+        for (int32_t r = 0; r < NRANKS; r++)
+            group->nsilent += trial.silent[r];
+        for (int i = 0; i < NREFUSALS && sweep->refusals[i].words; i++)
+            group->nrefused[i] +=
+                strstr(trial.message[sweep->rank], sweep->refusals[i].words) != NULL;
+        done = trial.change.done;
+        folder_remove(trial.out);
+        folder_remove(staging);
+    }
+    return NULL;
+}
+
+static void run_sweep(const struct sweep *sweep)
+{
+    struct sweep_group groups[NGROUPS];
+    int nwords = 0, nrefused[NREFUSALS] = {0};
+    CASE("%s: each word that rank %d sends to rank %d may be wrong", call_names[sweep->call],
+         (int)sweep->from, (int)sweep->rank);
+    for (int i = 0; i < NGROUPS; i++) {
+        groups[i] = (struct sweep_group){.sweep = sweep, .number = i};
+        if (pthread_create(&groups[i].thread, NULL, run_sweep_group, &groups[i]))
+            abort();
+    }
+    for (int i = 0; i < NGROUPS; i++) {
+        pthread_join(groups[i].thread, NULL);
+        nwords += groups[i].nwords;
+        CHECK(groups[i].nsilent == 0, "%d failures without a message", groups[i].nsilent);
+        for (int k = 0; k < NREFUSALS; k++)
+            nrefused[k] += groups[i].nrefused[k];
+    }
+    printf("# %d words\n", nwords);
+    for (int i = 0; i < NREFUSALS && sweep->refusals[i].words; i++)
+        CHECK(nrefused[i] >= sweep->refusals[i].least, "%d calls say: %s", nrefused[i],
+              sweep->refusals[i].words);
+}
+
+static void run_sweeps(void)
+{
+    char damaged[300], large[300], few[300];
+    snprintf(damaged, sizeof damaged, "%s/damaged", folder);
+    snprintf(large, sizeof large, "%s/large", folder);
+    snprintf(few, sizeof few, "%s", golden_path("fsdp2_tp_adamw", "ckpt"));
+    const struct sweep sweeps[] = {
+        {VERIFY, damaged, 0, 1, {{"a finding that is longer than its message", 4}}},
+        {COMPRESS,
+         few,
+         0,
+         2,
+         {{"wrote file ", 1},
+          {"wrote item 9223372036854775807", 32},
+          {"behind the end of its file", 64}}},
+        {CONVERT, large, 0, 1, {{"wrote a part of item ", 1}}},
+        {CONVERT, few, 1, 0, {{"wrote file ", 2}, {"bytes of file ", 2}}}};
+    for (size_t i = 0; i < sizeof sweeps / sizeof *sweeps; i++)
+        run_sweep(&sweeps[i]);
+}
+
 /* ---- inputs ---- */
 
 static void make_large(void)
@@ -424,6 +533,23 @@ static void make_expected(void)
     }
 }
 
+/* A checkpoint in which every rank finds damage of its own. */
+static void make_damaged(void)
+{
+    rsd_checkpoint *checkpoint;
+    char path[300], file[320];
+    snprintf(path, sizeof path, "%s/damaged", folder);
+    snprintf(file, sizeof file, "%s/__0_0.distcp", path);
+    conversion_make_large(path, 1, 4);
+    OK(rsd_checkpoint_open(path, NULL, &checkpoint));
+    for (int64_t t = 0; t < rsd_checkpoint_ntensors(checkpoint); t++) {
+        rsd_extent extent = {.struct_nbytes = sizeof extent};
+        OK(rsd_checkpoint_box(checkpoint, t, 0, &extent));
+        conversion_flip_bit(file, (long)(extent.offset + extent.nbytes / 2));
+    }
+    rsd_checkpoint_close(checkpoint);
+}
+
 int main(int argc, char **argv)
 {
     int n = argc > 1 ? atoi(argv[1]) : 24;
@@ -431,12 +557,14 @@ int main(int argc, char **argv)
     CASE("checkpoints for the calls");
     make_large();
     make_expected();
+    make_damaged();
     CASE("heartbeats that are changed: no crash, and no success with a wrong result");
     run_trials(HEARTBEATS, CONVERT, NFILE_CALLS, n);
     CASE("payloads that are changed: no crash");
     run_trials(PAYLOADS, CONVERT, NFILE_CALLS, n);
     CASE("votes that are changed: no crash, and no success with a wrong result");
     run_trials(VOTES, EXCHANGE, 2, n);
+    run_sweeps();
     folder_remove(folder);
     return tap_end();
 }

@@ -152,6 +152,19 @@ static rsd_status work_and_put(void *context)
     return call->put ? call->put(call->context, own) : RSD_OK;
 }
 
+/* Reads a report that a rank sent. Counts of this rank can be added to it. */
+static rsd_status read_report(const struct payload *payload, size_t *at, rsd_report *report)
+{
+    TRY(payload_take(payload, at, report, sizeof *report));
+    int64_t *const sums[] = {&report->nbytes_needed,    &report->nbytes_read,
+                             &report->nbytes_unchecked, &report->nbytes_decoded_again,
+                             &report->nbytes_written,   &report->nfiles_written,
+                             &report->nbytes_shared};
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
+        *sums[i] = clamp_i64(*sums[i], 0, INT64_MAX / 2);
+    return RSD_OK;
+}
+
 /* Adds counts that ranks sent. A sum that does not fit is wrong in any case. */
 static int64_t add_counts(int64_t sum, int64_t count)
 {
@@ -162,7 +175,7 @@ static int64_t add_counts(int64_t sum, int64_t count)
 static rsd_status take_report(const struct payload *payload, size_t *at, rsd_report *sum)
 {
     rsd_report one;
-    TRY(payload_take(payload, at, &one, sizeof one));
+    TRY(read_report(payload, at, &one));
     sum->ntensors = max_i64(sum->ntensors, one.ntensors);
     sum->nbytes_needed = add_counts(sum->nbytes_needed, one.nbytes_needed);
     sum->nbytes_read = add_counts(sum->nbytes_read, one.nbytes_read);
@@ -234,7 +247,7 @@ rsd_status operation_run(struct operation *operation, const struct operation_cal
     run.step.context = &run;
     rsd_status status = take_step(operation, &run.step);
     if (!status)
-        status = payload_take(&run.step.result, &at, &operation->report, sizeof operation->report);
+        status = read_report(&run.step.result, &at, &operation->report);
     if (!status && call->take_result)
         status = call->take_result(call->context, &run.step.result, &at);
     drop_payloads(&run.step);
@@ -316,7 +329,7 @@ rsd_status operation_lead(struct operation *operation, rsd_status (*work)(void *
     run.step.lead = true;
     rsd_status status = take_step(operation, &run.step);
     if (!status)
-        status = payload_take(&run.step.result, &at, &operation->report, sizeof operation->report);
+        status = read_report(&run.step.result, &at, &operation->report);
     if (!status && state && operation->rank > 0)
         status = payload_put(state, run.step.result.bytes + at, run.step.result.n - at);
     drop_payloads(&run.step);
