@@ -275,6 +275,55 @@ static void loads_of_claims(void)
     free(array);
 }
 
+/* Saves a fused tensor of queries, keys and values for so many heads, compressed. */
+static void save_fused(const char *path, int nheads, int ncolumns, float *elements)
+{
+    char text[64];
+    rsd_layout *layout;
+    void *arrays[] = {elements};
+    rsd_save_options options = {.struct_nbytes = sizeof options, .compress = 3};
+    snprintf(text, sizeof text, "f32[%d,%d] @ 1 : R", 3 * nheads, ncolumns);
+    OK(rsd_layout_parse(text, &layout));
+    rsd_tensor fused = {.struct_nbytes = sizeof fused,
+                        .name = "decoder.layers.0.self_attention.linear_qkv.weight",
+                        .layout = layout,
+                        .rank = RSD_EVERY_RANK,
+                        .arrays = arrays};
+    OK(rsd_save(path, 1, &fused, &options, NULL));
+    rsd_layout_free(layout);
+}
+
+static void regions_of_items(void)
+{
+    CASE("a compressed tensor is split into those of all heads, but not if little is decoded "
+         "thousands of times");
+    enum { NHEADS = 64, MANY = 1024, NCOLUMNS = 1024 };
+    char digests[3][RSD_DIGEST_NCHARS];
+    float *elements = calloc((size_t)3 * MANY * NCOLUMNS, sizeof *elements);
+    for (uint32_t i = 0; i < 3 * NHEADS * NCOLUMNS; i++)
+        elements[i] = (float)(i * 2654435761u);
+    for (int many = 0; many < 2; many++) {
+        int nheads = many ? MANY : NHEADS;
+        rsd_open_options options = {.struct_nbytes = sizeof options,
+                                    .names = "megatron-llama",
+                                    .nheads = nheads,
+                                    .nkv_heads = nheads};
+        rsd_checkpoint *checkpoint = NULL;
+        if (many)
+            memset(elements, 0, (size_t)3 * NHEADS * NCOLUMNS * sizeof *elements);
+        save_fused(in_folder("fused"), nheads, NCOLUMNS, elements);
+        OK(rsd_checkpoint_open(in_folder("fused"), &options, &checkpoint));
+        if (many)
+            FAILS(RSD_EFORMAT, "tensors claim",
+                  rsd_digest(checkpoint, 0, NULL, NULL, digests, NULL));
+        else
+            OK(rsd_digest(checkpoint, 0, NULL, NULL, digests, NULL));
+        rsd_checkpoint_close(checkpoint);
+        folder_remove(in_folder("fused"));
+    }
+    free(elements);
+}
+
 static void value_named_twice(void)
 {
     CASE("of a value that is named twice the last one counts, as in torch");
@@ -322,6 +371,7 @@ int main(void)
     memory_of_buffers();
     memory_of_streams();
     loads_of_claims();
+    regions_of_items();
     value_named_twice();
     hidden_characters();
     folder_remove(folder);

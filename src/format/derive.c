@@ -166,3 +166,15 @@ rsd_status derive_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, s
     return format_open_stream(&checkpoint->derivation->stored, derived->tensor, derived->box,
                               stream);
 }
+
+const struct catalog *derive_find_stored(const rsd_checkpoint *checkpoint, size_t *tensor,
+                                         size_t *box)
+{
+    while (checkpoint->derivation) {
+        const struct derived_box *derived = find_derived_box(checkpoint, *tensor, *box);
+        *tensor = derived->tensor;
+        *box = derived->box;
+        checkpoint = &checkpoint->derivation->stored;
+    }
+    return &checkpoint->catalog;
+}

@@ -453,6 +453,10 @@ rsd_status derive_locate(const rsd_checkpoint *checkpoint, size_t tensor, size_t
 rsd_status derive_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, size_t box,
                               struct stored_stream **stream);
 
+/* Finds the stored box that a box is a region of, and returns the catalog of the files. The box is not one of zeros. */
+const struct catalog *derive_find_stored(const rsd_checkpoint *checkpoint, size_t *tensor,
+                                         size_t *box);
+
 /* ---- torch_names.c ---- */
 
 /* Removes the parts that wrappers add to the name of a parameter: of FSDP, of torch.compile and of activation

@@ -252,6 +252,7 @@ rsd_status format_open_stream(const rsd_checkpoint *checkpoint, size_t tensor, s
 /* What boxes and items claim to be, for all bytes that are in the files: so many bytes, and so many times
  * their sizes. Only compression makes much of little. */
 enum { MAX_COPIES = 64, MAX_COMPRESSION = 1024, MAX_ITEM_COPIES = 4 };
+enum { MAX_REGIONS = 256 }; /* of derived tensors, in a compressed item */
 enum {
     LAYER_NBYTES = 1 << 16
 }; /* to open a layer of compression takes as long as to decode so many */
@@ -266,6 +267,7 @@ struct claims {
     uint64_t tensors;                  /* of whole tensors */
     uint64_t streams;                  /* of items that are compressed */
     uint64_t nlayers;                  /* of compression, of all items */
+    bool derived;                      /* boxes are regions of items */
     uint64_t stored;                   /* sizes of the files */
 };
 
@@ -290,14 +292,17 @@ static void add_item_claim(struct claims *claims, const struct extent *extent,
     last[extent->file] = extent;
 }
 
-/* Returns how many bytes are read for a box. A compressed chunk is decoded as a whole, also where little of it lies in
- * the tensor. */
-static uint64_t read_nbytes(const struct catalog *catalog, const struct stored_tensor *tensor,
-                            size_t box)
+/* Returns how many bytes are read for a box. A compressed item or chunk is decoded as a whole, also where little of it
+ * lies in the tensor. */
+static uint64_t read_nbytes(const rsd_checkpoint *checkpoint, size_t index, size_t box)
 {
-    const struct extent *extent = &catalog->extents[tensor->first_extent + box];
-    uint64_t n = box_nbytes(catalog, tensor, box);
-    bool chunk = extent->kind == EXTENT_ARRAY && extent->nzstd && extent->detail < catalog->narrays;
+    const struct stored_tensor *tensor = &checkpoint->catalog.tensors[index];
+    const struct extent *extent = &checkpoint->catalog.extents[tensor->first_extent + box];
+    if (!extent->nzstd)
+        return box_nbytes(&checkpoint->catalog, tensor, box);
+    const struct catalog *catalog = derive_find_stored(checkpoint, &index, &box);
+    uint64_t n = box_nbytes(catalog, &catalog->tensors[index], box);
+    bool chunk = extent->kind == EXTENT_ARRAY && extent->detail < catalog->narrays;
     return chunk && catalog->arrays[extent->detail].nbytes > n
                ? catalog->arrays[extent->detail].nbytes
                : n;
@@ -319,7 +324,7 @@ static void sum_claims(const rsd_checkpoint *checkpoint, const struct extent **l
             if (extent->kind == EXTENT_NONE)
                 continue;
             uint64_t *sum = dense && !extent->nzstd ? &claims->boxes : &claims->compressed;
-            *sum = add_claim(*sum, read_nbytes(catalog, tensor, box));
+            *sum = add_claim(*sum, read_nbytes(checkpoint, t, box));
             add_item_claim(claims, extent, last);
         }
     }
@@ -365,7 +370,8 @@ static uint64_t count_needed(const struct claims *claims)
     uint64_t decoded = add_claim(claims->compressed, claims->nlayers * LAYER_NBYTES);
     uint64_t compressed = claim_needs(decoded, START_COMPRESSED, MAX_COMPRESSION);
     uint64_t items = claim_needs(claims->items, START_ITEMS, MAX_ITEM_COPIES);
-    uint64_t streams = claim_needs(claims->streams, START_STREAMS, MAX_ITEM_COPIES);
+    uint64_t streams = claim_needs(claims->streams, START_STREAMS,
+                                   claims->derived ? MAX_REGIONS : MAX_ITEM_COPIES);
     uint64_t most = boxes > compressed ? boxes : compressed;
     most = most > items ? most : items;
     return most > streams ? most : streams;
@@ -373,7 +379,7 @@ static uint64_t count_needed(const struct claims *claims)
 
 rsd_status format_check_claims(rsd_checkpoint *checkpoint)
 {
-    struct claims claims = {0};
+    struct claims claims = {.derived = checkpoint->derivation != NULL};
     bool any;
     if (atomic_load(&checkpoint->claims_plausible))
         return RSD_OK;
@@ -405,6 +411,8 @@ rsd_status format_check_loaded(rsd_checkpoint *checkpoint, const struct stored_t
                                uint64_t nbytes)
 {
     const struct extent *extents = &checkpoint->catalog.extents[tensor->first_extent];
+    if (atomic_load(&checkpoint->claims_plausible))
+        return RSD_OK;
     nbytes = add_claim(nbytes, LAYER_NBYTES);
     for (size_t box = 0; box < tensor->nboxes; box++)
         nbytes = add_claim(nbytes, extents[box].nzstd ? extents[box].nbytes : 0);
