@@ -156,6 +156,23 @@ static void damage_is_not_hidden(void)
     folder_remove(in_folder("plain"));
 }
 
+static void parts_of_streams(void)
+{
+    CASE("a compressed item of which each output needs a part is read to its end, and checked");
+    for (int compress = 0; compress < 2; compress++) {
+        rsd_convert_options options = {.struct_nbytes = sizeof options,
+                                       .format = RSD_FORMAT_DCP,
+                                       .compress = compress,
+                                       .map = cut_rows,
+                                       .map_context = (void *)(uintptr_t) "S(0)"};
+        OK(conversion_run("tests/bad/good_zstd", in_folder("target"), &options));
+        folder_remove(in_folder("target"));
+        FAILS(RSD_EFORMAT, "w: bytes 0 to 32 are damaged: CRC-32",
+              conversion_run("tests/bad/crc_zstd", in_folder("target"), &options));
+        CHECK(!is_there(in_folder("target")) && conversion_left_nothing(in_folder("target")));
+    }
+}
+
 static void damaged_values(void)
 {
     CASE("a damaged value is found, and not copied: its pickle or another record of its archive");
@@ -186,6 +203,7 @@ int main(void)
     snprintf(folder, sizeof folder, "%s", folder_new("convert_damage"));
     damage();
     damage_is_not_hidden();
+    parts_of_streams();
     damaged_values();
     checked_before_the_end();
     folder_remove(folder);
