@@ -33,7 +33,8 @@ const char *out_file_error(void)
     return errno == EWOULDBLOCK ? "another process is writing it" : strerror(errno);
 }
 
-/* Removes what a killed run left at the other name. Returns false and sets errno if something else is there. */
+/* Removes what a killed run left at the other name. Returns false and sets errno if something else is there, or another
+ * process writes it. Not every file system has locks, and NFS has none for files that are only read. */
 static bool remove_staged(const struct out_file *file)
 {
     struct stat found;
@@ -46,8 +47,8 @@ static bool remove_staged(const struct out_file *file)
     bool own = fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_nlink == 1;
     if (!own)
         errno = EEXIST;
-    bool removed = own && flock(fd, LOCK_EX | LOCK_NB) == 0 &&
-                   unlinkat(file->directory_fd, file->staged, 0) == 0;
+    bool locked = own && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    bool removed = own && !locked && unlinkat(file->directory_fd, file->staged, 0) == 0;
     int error = errno;
     close(fd);
     errno = error;
@@ -62,7 +63,7 @@ static int create_staged(const struct out_file *file)
     int fd = openat(file->directory_fd, file->staged,
                     O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd >= 0)
-        flock(fd, LOCK_EX | LOCK_NB); /* not every file system has locks */
+        flock(fd, LOCK_EX | LOCK_NB);
     return fd;
 }
 
