@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -227,11 +228,24 @@ static void directories_of_others(void)
     static const char *const names[] = {"all/out.reshard-part", "all/out.reshard-old"};
     for (size_t i = 0; i < 2; i++) {
         CHECK(mkdir(in_folder(names[i]), 0777) == 0 && chown(in_folder(names[i]), 1, 1) == 0);
-        FAILS(RSD_EEXIST, "was not created by reshard", convert(in_folder("all/out"), NULL));
+        FAILS(RSD_EEXIST, "belongs to another user", convert(in_folder("all/out"), NULL));
         CHECK(chown(in_folder(names[i]), 0, 0) == 0 && rmdir(in_folder(names[i])) == 0);
     }
     CHECK(mkdir(in_folder(names[0]), 0777) == 0);
     OK(convert(in_folder("all/out"), NULL));
+    rsd_layout *layout = NULL;
+    void *arrays[] = {path};
+    OK(rsd_layout_parse("u8[1] @ 1 : R", &layout));
+    rsd_tensor tensor = {.struct_nbytes = sizeof tensor,
+                         .name = "w",
+                         .layout = layout,
+                         .rank = RSD_EVERY_RANK,
+                         .arrays = arrays};
+    CHECK(chmod(in_folder(""), 0711) == 0);
+    setfsuid(1); /* as on a server that takes root for another user */
+    OK(rsd_save(in_folder("all/squashed"), 1, &tensor, NULL, NULL));
+    setfsuid(0);
+    rsd_layout_free(layout);
     folder_remove(path);
 }
 

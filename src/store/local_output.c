@@ -263,7 +263,8 @@ static rsd_status make_staging(struct local_output *output)
         made = mkdirat(output->parent_fd, local_staging_name(output), 0777) == 0;
     if (!made && mode != OUTPUT_JOIN && errno != EEXIST)
         return local_fail_at(output->staging);
-    TRY(local_open_made(output, local_staging_name(output), &output->staging_fd));
+    bool ours = made || mode == OUTPUT_JOIN; /* the process that commits has made or checked it */
+    TRY(local_open_made(output, local_staging_name(output), ours, &output->staging_fd));
     if (output->staging_fd < 0)
         return fail(RSD_EIO, "%s was removed by another process", output->staging);
     if (!made && mode == OUTPUT_NEW)

@@ -133,19 +133,22 @@ static bool is_planted(int parent_fd, int fd)
     return open_to_all && found.st_uid != geteuid() && found.st_uid != parent.st_uid;
 }
 
-rsd_status local_open_made(const struct local_output *output, const char *name, int *out)
+rsd_status local_open_made(const struct local_output *output, const char *name, bool ours, int *out)
 {
     int n = (int)output->nparent, fd = local_open_real(output->parent_fd, name);
     const char *path = output->base.path;
     *out = -1;
     if (fd < 0 && errno == ENOENT)
         return RSD_OK;
-    if (fd < 0 && errno != ENOTDIR && errno != ELOOP)
-        return fail(RSD_EIO, "%.*s%s: %s", n, path, name, strerror(errno));
-    if (fd < 0 || is_planted(output->parent_fd, fd)) {
-        if (fd >= 0)
-            close(fd);
+    if (fd < 0 && (errno == ENOTDIR || errno == ELOOP))
         return fail(RSD_EEXIST, "%.*s%s was not created by reshard; move it away", n, path, name);
+    if (fd < 0)
+        return fail(RSD_EIO, "%.*s%s: %s", n, path, name, strerror(errno));
+    if (!ours && is_planted(output->parent_fd, fd)) {
+        close(fd);
+        return fail(RSD_EEXIST,
+                    "%.*s%s belongs to another user; move it away or choose another path", n, path,
+                    name);
     }
     *out = fd;
     return RSD_OK;
@@ -156,9 +159,9 @@ static rsd_status recover_with(const struct local_output *output, const char *ol
 {
     int old_fd, staging_fd = -1;
     int out_fd = local_open_real(output->parent_fd, local_output_name(output));
-    rsd_status status = local_open_made(output, old, &old_fd);
+    rsd_status status = local_open_made(output, old, false, &old_fd);
     if (!status)
-        status = local_open_made(output, local_staging_name(output), &staging_fd);
+        status = local_open_made(output, local_staging_name(output), false, &staging_fd);
     if (!status && old_fd >= 0 && !output->options.one_file) {
         status = recover_old(output, old_fd, old, staging_fd, out_fd);
         if (out_fd < 0) /* the old one may be at its path again */
