@@ -2,12 +2,14 @@
  * with two names, and another run. Nothing but the output is written or removed.
  *
  * The linker redirects some calls to this file (--wrap), so that another process can come in between. */
+#include "../src/cli/cli.h"
 #include "folder.h"
 #include "reshard.h"
 #include "store.h"
 #include "tap.h"
 #include "truth.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,7 +138,7 @@ static void in_the_way_before(void)
 
 static void of_one_file(void)
 {
-    CASE("a directory beside an output of one file is not emptied");
+    CASE("what is at the path of an output of one file, or beside it, stays");
     rsd_convert_options options = {.struct_nbytes = sizeof options, .resume = 1};
     copy_golden(in_folder("x.safetensors.reshard-part"));
     FAILS(RSD_EEXIST, "was not created by reshard", convert(in_folder("x.safetensors"), &options));
@@ -149,6 +151,10 @@ static void of_one_file(void)
     FAILS(RSD_EEXIST, "is not a regular file", convert(in_folder("x.safetensors"), &options));
     unlink(in_folder("x.safetensors"));
     CHECK(is_intact(in_folder("victim")));
+    put_in_the_way(in_folder("x.safetensors"), PLAIN_FILE);
+    options.overwrite = 0;
+    FAILS(RSD_EEXIST, "already exists", convert(in_folder("x.safetensors"), &options));
+    CHECK(unlink(in_folder("x.safetensors")) == 0);
 }
 
 /* ---- files of an interrupted run ---- */
@@ -533,6 +539,47 @@ static void run_that_is_put_into_place(void)
     folder_remove(in_folder("out"));
 }
 
+/* ---- files that the command writes ---- */
+
+static void files_of_the_command(void)
+{
+    struct out_file file;
+    struct stat found;
+    copy_golden(in_folder("victim"));
+    for (int kind = 0; kind < NKINDS; kind++) {
+        CASE("what is at the path of a file that the command writes stays (%d)", kind);
+        CHECK(out_file_open(&file, in_folder("x"), false));
+        put_in_the_way(in_folder("x"), (enum kind)kind);
+        CHECK(!out_file_close(&file, true) && errno == EEXIST);
+        CHECK(!is_there(in_folder("x.reshard-part")));
+        put_file(in_folder("x.reshard-part")); /* which stays if nothing is begun */
+        CHECK(!out_file_open(&file, in_folder("x"), false) && errno == EEXIST);
+        CHECK(!out_file_close(&file, false) && is_there(in_folder("x.reshard-part")));
+        CHECK(lstat(in_folder("x"), &found) == 0 && unlink(in_folder("x.reshard-part")) == 0);
+        take_away(in_folder("x"), (enum kind)kind);
+    }
+    CASE("the command replaces a link that leads to a directory, and leaves the directory");
+    put_in_the_way(in_folder("x"), LINK_TO_CHECKPOINT);
+    CHECK(out_file_open(&file, in_folder("x"), true) && out_file_close(&file, true));
+    CHECK(lstat(in_folder("x"), &found) == 0 && S_ISREG(found.st_mode));
+    CHECK(is_intact(in_folder("victim")));
+}
+
+static void temporary_file_that_is_locked(void)
+{
+    CASE("a temporary file that another process locks is neither removed nor written");
+    struct out_file file, second;
+    put_file(in_folder("x.reshard-part"));
+    int fd = open(in_folder("x.reshard-part"), O_RDONLY);
+    CHECK(flock(fd, LOCK_EX) == 0);
+    CHECK(!out_file_open(&file, in_folder("x"), true) && errno == EWOULDBLOCK);
+    CHECK(!out_file_close(&file, false) && is_there(in_folder("x.reshard-part")));
+    close(fd);
+    CHECK(out_file_open(&file, in_folder("x"), true)); /* what a killed run left */
+    CHECK(!out_file_open(&second, in_folder("x"), true) && errno == EWOULDBLOCK);
+    CHECK(!out_file_close(&second, false) && out_file_close(&file, true));
+}
+
 int main(void)
 {
     snprintf(folder, sizeof folder, "%s", folder_new("links"));
@@ -550,6 +597,8 @@ int main(void)
     two_runs_at_once();
     run_that_ends();
     run_that_is_put_into_place();
+    files_of_the_command();
+    temporary_file_that_is_locked();
     folder_remove(folder);
     return tap_end();
 }

@@ -53,6 +53,9 @@ $(BUILD)/asan/test_%: $(BUILD)/asan/tests/test_%.o $(call objects,asan,$(TEST_HE
 	@echo "  link  $@"
 	$(Q)$(CC) $(SAN_asan) $(LINK_$*) -o $@ $(filter %.o,$^) $(ALL_LDLIBS) $(LDLIBS) -lm
 
+# This one also tests files that the command writes.
+$(BUILD)/asan/test_output_links: $(filter-out %/main.o,$(call objects,asan,$(CLI_SRC)))
+
 # A GPU in software, as the two libraries that are opened at run time.
 EMULATOR := $(BUILD)/asan/emulator/libcuda.so.1 $(BUILD)/asan/emulator/libnvrtc.so.13
 EMULATOR_SRC := $(sort $(wildcard tests/cuda/emulator*.c))
