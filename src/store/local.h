@@ -163,8 +163,8 @@ rsd_status local_retire_old(const struct local_output *output, int old_fd, int n
                             const char *name);
 
 /* Opens a directory that this library has made for an output. *fd is -1 if nothing is there. EEXIST: it is a link, not
- * a directory, or of another user in a directory that is open to all. ours: its owner is not checked, as a file system
- * of a server may give what a user makes to another one. */
+ * a directory, or of another user in a directory that is open to all. ours: its owner is not checked, which a
+ * server may take for another user than the one of this process. */
 rsd_status local_open_made(const struct local_output *output, const char *name, bool ours, int *fd);
 
 /* Finishes what a killed run left between two renames. */
