@@ -9,7 +9,7 @@ import ctypes as C
 import numpy as np
 import reshard
 import tap
-from reshard import Plan, memory
+from reshard import Plan, frameworks, memory
 
 try:
     import torch
@@ -99,6 +99,18 @@ class Arrays(unittest.TestCase):
         reshard.reshard(A, B, src, out)
         got = [np.frombuffer(out[0], "f4").reshape(4, 4), np.asarray(out[1]), out[2][0], out[3].of]
         self.assertTrue((put_together(got) == WHOLE).all())
+
+    def test_private(self):
+        """large new arrays belong to one process, as small ones do"""
+        for n in 10, frameworks.LARGE_NBYTES:
+            made = frameworks.empty((n,), "u8", "memoryview")
+            made[0] = 1
+            child = os.fork()
+            if child == 0:
+                made[0] = 2
+                os._exit(0)
+            os.waitpid(child, 0)
+            self.assertEqual(made[0], 1)
 
     def test_like(self):
         """new arrays are of the same kind as the sources, or of the requested kind"""
