@@ -419,20 +419,24 @@ rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct store
                   : RSD_OK;
 }
 
+rsd_status checkpoint_read_value(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                                 struct bytes *item)
+{
+    rsd_status status = value_read_item(checkpoint, value, item);
+    if (!status)
+        return RSD_OK;
+    bytes_drop(item);
+    return checkpoint_fail_in(checkpoint, value->extent.file, value->name, status);
+}
+
 rsd_status rsd_checkpoint_value_item(rsd_checkpoint *checkpoint, int64_t index, void **item,
                                      size_t *nbytes)
 {
     const struct stored_value *value;
     struct bytes bytes = {0};
     TRY(value_at(checkpoint, index, &value));
-    TRY(checkpoint_check_value(checkpoint, value));
-    rsd_status status = RSD_OK;
     if (value->extent.kind != EXTENT_NONE)
-        status = value_read_item(checkpoint, value, &bytes);
-    if (status) {
-        bytes_drop(&bytes);
-        return checkpoint_fail_in(checkpoint, value->extent.file, value->name, status);
-    }
+        TRY(checkpoint_read_value(checkpoint, value, &bytes));
     *item = bytes.data;
     *nbytes = bytes.n;
     return RSD_OK;

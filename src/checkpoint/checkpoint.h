@@ -21,6 +21,10 @@ rsd_status checkpoint_list_owned(const char *path, rsd_storage *storage, struct 
 /* Checks the CRC-32 of every record in the item of a value. An error names the file and the value. */
 rsd_status checkpoint_check_value(rsd_checkpoint *checkpoint, const struct stored_value *value);
 
+/* Reads the item of a value, which has one, and checks it so. */
+rsd_status checkpoint_read_value(rsd_checkpoint *checkpoint, const struct stored_value *value,
+                                 struct bytes *item);
+
 /* Opens an output that is complete and not at its path yet. */
 rsd_status checkpoint_open_staged(const struct store_output *output, const char *file,
                                   rsd_checkpoint **checkpoint);

@@ -212,10 +212,8 @@ static rsd_status make_value(struct conversion_run *c, const struct stored_value
                          : RSD_OK;
     }
     TRY(catalog_check_transforms(&c->in->catalog, &value->extent));
-    if (value->extent.nzstd && !c->manifest.compress) {
-        TRY(checkpoint_check_value(c->in, value));
-        return value_read_item(c->in, value, &out->item);
-    }
+    if (value->extent.nzstd && !c->manifest.compress)
+        return checkpoint_read_value(c->in, value, &out->item);
     out->from = value;
     return RSD_OK;
 }

@@ -153,16 +153,12 @@ static rsd_status write_value(struct writer *writer, size_t i)
     struct extent *extent = &to->extent;
     struct bytes item = {0};
     rsd_status status = RSD_OK;
-    if (from)
+    if (from && !writer->manifest->compress) {
         TRY(checkpoint_check_value(writer->from, from));
-    if (from && !writer->manifest->compress)
         return copy_value(writer, to, from);
-    if (from)
-        status = value_read_item(writer->from, from, &item);
-    if (status) {
-        bytes_drop(&item);
-        return checkpoint_fail_in(writer->from, from->extent.file, from->name, status);
     }
+    if (from)
+        TRY(checkpoint_read_value(writer->from, from, &item));
     const struct bytes *bytes = from ? &item : &value->item;
     if (writer->manifest->compress)
         status = compress_item(writer, extent, bytes);

@@ -465,7 +465,7 @@ void torch_strip_wrappers(char *name);
 
 /* ---- values.c ---- */
 
-/* Reads the item of a value, within a budget. */
+/* Reads the item of a value, and checks it as value_check does, within a budget. */
 rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value *value,
                            struct bytes *item);
 

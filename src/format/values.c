@@ -90,6 +90,16 @@ static rsd_status check_archive(struct zip *zip)
     return RSD_OK;
 }
 
+/* Checks an item that was read. */
+static rsd_status check_item(struct bytes *item)
+{
+    struct zip zip;
+    TRY(zip_open(&zip, copy_item, item, item->n));
+    rsd_status status = check_archive(&zip);
+    zip_close(&zip);
+    return status;
+}
+
 /* Reads the archive of a value as JSON; json NULL: checks it. An archive of any length can be checked, so it is
  * not read into memory for that, unless it is compressed. */
 static rsd_status read_value_archive(const rsd_checkpoint *checkpoint,
@@ -139,7 +149,10 @@ rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value
     struct budget budget;
     TRY(format_check_values(checkpoint));
     begin_value(checkpoint, &budget);
-    return end_value(checkpoint, &budget, checkpoint->format->read_item(checkpoint, value, item));
+    rsd_status status = checkpoint->format->read_item(checkpoint, value, item);
+    if (!status)
+        status = check_item(item);
+    return end_value(checkpoint, &budget, status);
 }
 
 rsd_status value_read_json(rsd_checkpoint *checkpoint, const struct stored_value *value,
