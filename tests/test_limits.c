@@ -173,6 +173,57 @@ static void memory_of_buffers(void)
     folder_remove(in_folder("plain"));
 }
 
+static void make_zeros(const char *path, const char *layout_text)
+{
+    static char zeros[1 << 20];
+    void *arrays[] = {zeros};
+    rsd_layout *layout;
+    rsd_save_options options = {.struct_nbytes = sizeof options};
+    OK(rsd_layout_parse(layout_text, &layout));
+    rsd_tensor tensor = {
+        .struct_nbytes = sizeof tensor, .name = "w", .layout = layout, .arrays = arrays};
+    OK(rsd_save(path, 1, &tensor, &options, NULL));
+    rsd_layout_free(layout);
+}
+
+static rsd_status choose_bf16(void *context, const rsd_tensor_info *tensor,
+                              rsd_tensor_target *target)
+{
+    (void)context, (void)tensor;
+    target->dtype = RSD_BF16;
+    return RSD_OK;
+}
+
+static void buffers_of_a_cast(void)
+{
+    CASE("a thread that reads, casts and writes leaves a fifth of the limit for kept records");
+    enum { TILE_NBYTES = 1 << 16, LIMIT = 5 * TILE_NBYTES };
+    rsd_pool *pool;
+    rsd_checkpoint *a = NULL, *b = NULL;
+    rsd_report report = {.struct_nbytes = sizeof report};
+    int64_t ndiffer = -1;
+    OK(rsd_pool_new(1, &pool));
+    rsd_io io = {.struct_nbytes = sizeof io, .pool = pool, .max_nbytes = LIMIT};
+    rsd_convert_options convert = {
+        .struct_nbytes = sizeof convert, .format = RSD_FORMAT_DCP, .map = choose_bf16, .io = &io};
+    rsd_diff_options diff = {.struct_nbytes = sizeof diff, .map = choose_bf16, .io = &io};
+    make_zeros(in_folder("a"), "f16[524288] @ 1 : R");
+    OK(rsd_checkpoint_open(in_folder("a"), NULL, &a));
+    OK(rsd_convert(a, in_folder("b"), &convert, &report));
+    CHECK(report.nbytes_memory > 2 * TILE_NBYTES && report.nbytes_memory <= 4 * TILE_NBYTES,
+          "convert: %lld of %d bytes", (long long)report.nbytes_memory, LIMIT);
+    OK(rsd_checkpoint_open(in_folder("b"), NULL, &b));
+    OK(rsd_diff(a, b, &diff, NULL, NULL, &ndiffer, &report)); /* which has buffers for both */
+    CHECK(report.nbytes_memory > 2 * TILE_NBYTES && report.nbytes_memory <= 4 * TILE_NBYTES,
+          "diff: %lld of %d bytes", (long long)report.nbytes_memory, LIMIT);
+    CHECK(ndiffer == 0);
+    rsd_checkpoint_close(a);
+    rsd_checkpoint_close(b);
+    rsd_pool_free(pool);
+    folder_remove(in_folder("a"));
+    folder_remove(in_folder("b"));
+}
+
 /* Tensors of zeros, cut by columns and compressed. */
 static void make_columns(const char *path, int ntensors, int ncolumns, int nrows)
 {
@@ -369,6 +420,7 @@ int main(void)
     parts_of_records();
     boxes_and_elements();
     memory_of_buffers();
+    buffers_of_a_cast();
     memory_of_streams();
     loads_of_claims();
     regions_of_items();

@@ -317,6 +317,9 @@ static rsd_status diff_jobs(void *context)
     status = operation_run_part(&c->operation, &batch, status);
     report->nbytes_read += (int64_t)c->other_stats.nbytes_read;
     report->nbytes_decoded_again += (int64_t)c->other_stats.nbytes_decoded_again;
+    for (size_t i = 0; i < c->nscratches; i++) /* of b; the batch has those of a */
+        report->nbytes_memory +=
+            (int64_t)(c->scratches[i].in_capacity + c->scratches[i].cast_capacity);
     report->ntensors = (int64_t)c->n;
     report->nbytes_needed = 2 * batch.nbytes_total;
     return status;
