@@ -213,7 +213,7 @@ static rsd_status make_value(struct conversion_run *c, const struct stored_value
     }
     TRY(catalog_check_transforms(&c->in->catalog, &value->extent));
     if (value->extent.nzstd && !c->manifest.compress)
-        return checkpoint_read_value(c->in, value, &out->item);
+        return value_read_item(c->in, value, &out->item);
     out->from = value;
     return RSD_OK;
 }
@@ -237,7 +237,9 @@ static rsd_status copy_values(struct conversion_run *c, const int32_t *ranks)
         rsd_status status = make_value(c, value, out, &writable);
         if (status) {
             bytes_drop(&out->item); /* it does not belong to a value yet */
-            return fail_in(status, "%s: ", value->name);
+            return value->extent.kind == EXTENT_NONE
+                       ? fail_in(status, "%s: ", value->name)
+                       : checkpoint_fail_in(c->in, value->extent.file, value->name, status);
         }
         c->nleft_out += !writable;
         if (!writable)

@@ -91,7 +91,7 @@ static rsd_status check_archive(struct zip *zip)
 }
 
 /* Checks an item that was read. */
-static rsd_status check_item(struct bytes *item)
+static rsd_status check_read_item(struct bytes *item)
 {
     struct zip zip;
     TRY(zip_open(&zip, copy_item, item, item->n));
@@ -151,7 +151,7 @@ rsd_status value_read_item(rsd_checkpoint *checkpoint, const struct stored_value
     begin_value(checkpoint, &budget);
     rsd_status status = checkpoint->format->read_item(checkpoint, value, item);
     if (!status)
-        status = check_item(item);
+        status = check_read_item(item);
     return end_value(checkpoint, &budget, status);
 }
 
