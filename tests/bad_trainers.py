@@ -39,7 +39,7 @@ def whole_vectors(fp32=None, count=None, **more):
 
 
 def zero(name, models=None, optims=None, stage=3, where="", data=None):
-    """A directory; models and optims: what ranks have that is wrong, by rank; data: of the model file, if not as usual."""
+    """A directory; models, optims: what ranks have that is wrong, by rank; data: of the model file, if not as usual."""
     for rank in range(2):
         if stage == 3 or rank == 0:
             file = f"zero_pp_rank_{rank}_mp_rank_00" if stage == 3 else "mp_rank_00"
@@ -164,7 +164,7 @@ ROWS = "word_embeddings.weight"
 
 
 def megatron(name, ranks=None, says=None, where="", tag=None, only=(0, 1), **given):
-    """Two tensor-parallel ranks; w has a row on each. ranks: the state dicts, by rank; only: which ranks are written."""
+    """Two tensor-parallel ranks; w has a row on each. ranks: state dicts by rank; only: which ranks are written."""
     for rank in only:
         parts = (ranks or {}).get(rank, {})
         if parts is None:

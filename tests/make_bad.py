@@ -257,7 +257,8 @@ def rank_files():
     ranks("ranks_plain_differ", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)))
     for rank in range(2):
         whole = tensor(count=8), tensor(count=8, offset=0, strides=(1, 2))
-        write(f"ranks_wrapped/model_world_size_2_rank_{rank}.pt", saved(dct(*zip(map(text, ("_orig_mod.w", "w")), whole))))
+        state = dct(*zip(map(text, ("_orig_mod.w", "w")), whole))
+        write(f"ranks_wrapped/model_world_size_2_rank_{rank}.pt", saved(state))
     ranks("ranks_plain_shapes", whole=lambda rank: tensor(count=4, shape=(1 + 3 * rank,), strides=(1,)))
     ranks("ranks_plain_missing", whole=lambda rank: tensor(count=4, shape=(4,), strides=(1,)), skip=1)
     ranks("ranks_kinds",

@@ -228,7 +228,8 @@ def compressed():
     repeated = zstd(*[plain[i:i + 60000] for i in range(0, len(plain), 60000)])
     value_file("many_values_of_one_item", repeated, 1, values=9000)
     n = 1 << 20
-    plain = archive(record("archive/data.pkl", pickle(b"(" + b"N" * n + b"1N"), crc=0), record("archive/version", b"3\n"))
+    plain = archive(record("archive/data.pkl", pickle(b"(" + b"N" * n + b"1N"), crc=0),
+                    record("archive/version", b"3\n"))
     start, end = plain.split(b"N" * n)
     value_file("many_values_of_one_byte", zstd(start, *[(b"N", 1 << 17)] * 8, end), 1, values=9000)
     memo = Memo()

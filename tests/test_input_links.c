@@ -20,7 +20,9 @@ static const char *in_folder(const char *name)
     return path_in(folder, name);
 }
 
-static enum { SAME, OTHER_SIZE, OTHER_MTIME, OTHER_CTIME, NCHANGES } changed;
+enum change { SAME, OTHER_SIZE, OTHER_MTIME, OTHER_CTIME, NCHANGES };
+
+static enum change changed;
 
 int __real_fstat(int fd, struct stat *about);
 int __wrap_fstat(int fd, struct stat *about);
@@ -52,7 +54,7 @@ static void input_that_changes(void)
     char(*digests)[RSD_DIGEST_NCHARS] =
         calloc((size_t)rsd_checkpoint_ntensors(in), sizeof *digests);
     OK(rsd_digest(in, 0, NULL, NULL, digests, NULL));
-    for (int change = OTHER_SIZE; change < NCHANGES; change++) { /* one, and nothing else */
+    for (enum change change = OTHER_SIZE; change < NCHANGES; change++) { /* one, and nothing else */
         changed = change;
         FAILS(RSD_EIO, "changed while it was read", rsd_digest(in, 0, NULL, NULL, digests, NULL));
         changed = SAME;
