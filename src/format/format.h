@@ -416,8 +416,8 @@ rsd_status format_check_file(const rsd_checkpoint *checkpoint, uint32_t file, ui
 rsd_status format_fail_without_metadata(const struct store *store,
                                         const struct store_listing *listing);
 
-/* Returns EFORMAT if the tensors claim far more bytes than the files can have. To read them all would take
- * time out of proportion to the files. */
+/* Returns EFORMAT if the tensors claim far more bytes than the files can have, and ENOENT if a file that may have them
+ * is missing. To read them all would take time out of proportion to the files. */
 rsd_status format_check_claims(rsd_checkpoint *checkpoint);
 
 /* The same, once all loads together take many bytes, or decode many, or there are many. A small part of any tensor

@@ -336,23 +336,27 @@ static uint64_t claim_needs(uint64_t claim, uint64_t start, uint64_t factor)
     return claim <= start ? 0 : (claim - start - 1) / factor + 1;
 }
 
-/* Adds the sizes of files until there are enough, so that few files of a plausible checkpoint are touched. One that
- * cannot be found has no bytes. *any is false if none can: that is reported where they are read. */
-static rsd_status sum_stored(const rsd_checkpoint *checkpoint, uint64_t enough, uint64_t *stored,
-                             bool *any)
+/* Checks that the files have enough bytes. Adds their sizes only until they do, so that few files of a plausible
+ * checkpoint are touched. *enough is false if they have fewer. On failure a file that cannot be found may have the
+ * rest. If none can be found, that is reported where they are read. */
+static rsd_status check_stored_nbytes(const rsd_checkpoint *checkpoint, uint64_t needed,
+                                      uint64_t *stored, bool *enough)
 {
     struct store *store = checkpoint->store;
+    uint32_t nfiles = (uint32_t)store->names.n, nmissing = 0, missing = 0;
+    uint64_t nbytes;
     *stored = 0;
-    *any = false;
-    for (uint32_t file = 0; file < store->names.n && *stored < enough; file++) {
-        uint64_t nbytes;
+    for (uint32_t file = 0; file < nfiles && *stored < needed; file++) {
         rsd_status status = store_stat_own(store, file, &nbytes);
         if (status == RSD_ENOMEM)
             return status;
-        *any = *any || !status;
+        missing = status ? file : missing;
+        nmissing += status != RSD_OK;
         *stored = add_claim(*stored, status ? 0 : nbytes);
     }
-    return RSD_OK;
+    *enough = *stored >= needed || nmissing == nfiles;
+    rsd_status status = *enough || !nmissing ? RSD_OK : store_stat(store, missing, &nbytes, NULL);
+    return status ? store_fail_in(store, missing, status) : RSD_OK;
 }
 
 /* Puts the path of the checkpoint in front of the last error. */
@@ -380,7 +384,7 @@ static uint64_t count_needed(const struct claims *claims)
 rsd_status format_check_claims(rsd_checkpoint *checkpoint)
 {
     struct claims claims = {.derived = checkpoint->derivation != NULL};
-    bool any;
+    bool enough;
     if (atomic_load(&checkpoint->claims_plausible))
         return RSD_OK;
     const struct extent **last = mem_new(checkpoint->store->names.n, sizeof(struct extent *));
@@ -391,9 +395,8 @@ rsd_status format_check_claims(rsd_checkpoint *checkpoint)
     if (claims.tensors > (uint64_t)1 << 62)
         return fail_in_checkpoint(checkpoint,
                                   fail(RSD_EFORMAT, "tensors claim more than 2^62 bytes"));
-    uint64_t needed = count_needed(&claims);
-    TRY(sum_stored(checkpoint, needed, &claims.stored, &any));
-    if (any && claims.stored < needed)
+    TRY(check_stored_nbytes(checkpoint, count_needed(&claims), &claims.stored, &enough));
+    if (!enough)
         return fail_in_checkpoint(
             checkpoint,
             fail(
@@ -426,15 +429,15 @@ rsd_status format_check_values(rsd_checkpoint *checkpoint)
 {
     const struct catalog *catalog = &checkpoint->catalog;
     uint64_t items = 0, stored;
-    bool any;
+    bool enough;
     if (atomic_load(&checkpoint->values_plausible))
         return RSD_OK;
     for (size_t i = 0; i < catalog->nvalues; i++)
         if (catalog->values[i].extent.kind != EXTENT_NONE)
             items = add_claim(items, catalog->values[i].extent.nbytes);
     uint64_t needed = claim_needs(items, START_VALUES, 1); /* each value has its own item */
-    TRY(sum_stored(checkpoint, needed, &stored, &any));
-    if (any && stored < needed)
+    TRY(check_stored_nbytes(checkpoint, needed, &stored, &enough));
+    if (!enough)
         return fail(RSD_EFORMAT, "items of values claim %llu bytes, and the files have %llu",
                     (unsigned long long)items, (unsigned long long)stored);
     atomic_store(&checkpoint->values_plausible, true);
