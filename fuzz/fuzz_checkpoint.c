@@ -41,10 +41,7 @@ static void remove_directory(void)
 
 static void make_directory(void)
 {
-    const char *above = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    snprintf(directory, sizeof directory, "%s/reshard-fuzz-%d", above, (int)getpid());
-    if (mkdir(directory, 0700) != 0)
-        abort();
+    make_input_directory(directory, sizeof directory);
     atexit(remove_directory);
 }
 

@@ -73,10 +73,7 @@ static void make_items(struct bytes *tensor, struct bytes *one)
 static void make_folder(void)
 {
     struct bytes tensor = {0}, one = {0}, packed = {0};
-    const char *above = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    snprintf(folder, sizeof folder, "%s/reshard-fuzz-%d", above, (int)getpid());
-    if (mkdir(folder, 0700) != 0)
-        abort();
+    make_input_directory(folder, sizeof folder);
     make_items(&tensor, &one);
     put_frame(&packed, &tensor);
     put_frame(&packed, &one);

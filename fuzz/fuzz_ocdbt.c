@@ -47,10 +47,9 @@ static void remove_folder(void)
 static void make_folder(void)
 {
     char path[128];
-    const char *above = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    snprintf(folder, sizeof folder, "%s/reshard-fuzz-%d", above, (int)getpid());
+    make_input_directory(folder, sizeof folder);
     snprintf(path, sizeof path, "%s/d", folder);
-    if (mkdir(folder, 0700) != 0 || mkdir(path, 0700) != 0)
+    if (mkdir(path, 0700) != 0)
         abort();
     atexit(remove_folder);
 }

@@ -48,13 +48,10 @@ static void try_open(const char *path, const rsd_open_options *options)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     char path[128];
-    const char *above = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
     if (n < 4)
         return 0;
     if (!*folder) {
-        snprintf(folder, sizeof folder, "%s/reshard-fuzz-ranks-%d", above, (int)getpid());
-        if (mkdir(folder, 0700) != 0)
-            abort();
+        make_input_directory(folder, sizeof folder);
         atexit(remove_folder);
     }
     size_t first = data[0] | (size_t)data[1] << 8, second = data[2] | (size_t)data[3] << 8;

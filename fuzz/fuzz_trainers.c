@@ -52,10 +52,7 @@ static const char *path_of(int kind, const char *name)
 
 static void make_folders(void)
 {
-    const char *above = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    snprintf(folder, sizeof folder, "%s/reshard-fuzz-trainers-%d", above, (int)getpid());
-    if (mkdir(folder, 0700) != 0)
-        abort();
+    make_input_directory(folder, sizeof folder);
     for (int kind = 0; kind < NKINDS; kind++) {
         if (mkdir(path_of(kind, ""), 0700) != 0)
             abort();

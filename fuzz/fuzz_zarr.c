@@ -47,9 +47,8 @@ static void remove_folder(void)
 
 static void make_folder(void)
 {
-    const char *above = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    snprintf(folder, sizeof folder, "%s/reshard-fuzz-%d", above, (int)getpid());
-    for (size_t i = sizeof directories / sizeof *directories; i-- > 0;)
+    make_input_directory(folder, sizeof folder);
+    for (size_t i = sizeof directories / sizeof *directories - 1; i-- > 0;) /* the last is there */
         if (mkdir(path_of(directories[i]), 0700) != 0)
             abort();
     atexit(remove_folder);

@@ -5,8 +5,22 @@
 
 #include "reshard.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* Makes a directory for the files of inputs. The number of the process may be that of one that was killed and left its
+ * directory, so the name is a new one. */
+static inline void make_input_directory(char *path, size_t capacity)
+{
+    const char *above = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    int n = snprintf(path, capacity - 6, "%s/reshard-fuzz-", above);
+    memset(path + n, 'X', 6); /* which mkdtemp replaces */
+    path[n + 6] = '\0';
+    if (!mkdtemp(path))
+        abort();
+}
 
 enum { MOST_LOADED = 1 << 20 };
 
