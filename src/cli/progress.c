@@ -2,7 +2,8 @@
  *
  * The line is printed to standard error, only if that is a terminal. The first interrupt is noted and stops
  * the work at its next report of progress. The second one ends the process at once. So does the first one before any
- * report: to plan a large conversion takes minutes, and nothing is complete then that could be kept.
+ * report: to plan a large conversion takes minutes, and nothing is complete then that could be kept. Ranks end together:
+ * mpirun interrupts those that are left when one has failed, and the error is printed by then.
  */
 #include "cli.h"
 
@@ -11,14 +12,14 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t interrupted, reported;
+static volatile sig_atomic_t interrupted, ends_at_once;
 
 static void note_interrupt(int signal_number)
 {
     static const char text[] = "reshard: interrupted\n";
     interrupted = 1;
     signal(signal_number, SIG_DFL);
-    if (!reported)
+    if (ends_at_once)
         _exit(write(STDERR_FILENO, text, sizeof text - 1) < 0 ? EXIT_IO : EXIT_INTERRUPTED);
 }
 
@@ -34,7 +35,7 @@ void progress_start(struct progress_line *progress, const char *label, bool quie
     struct sigaction action = {.sa_handler = note_interrupt, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    reported = 0;
+    ends_at_once = ranks_transport() == NULL;
     *progress = (struct progress_line){
         .label = label, .shown = !quiet && isatty(STDERR_FILENO), .started = cli_seconds()};
 }
@@ -72,7 +73,7 @@ int progress_report(void *context, const rsd_progress *done)
 {
     struct progress_line *progress = context;
     double now = cli_seconds();
-    reported = 1;
+    ends_at_once = 0;
     if (progress->shown && now - progress->printed >= 0.1) {
         progress->printed = now;
         print_progress(progress, done, now);
