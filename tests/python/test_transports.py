@@ -208,6 +208,8 @@ class Transports(unittest.TestCase):
 
         self.path = os.path.join(tempfile.mkdtemp(), "x")
         self.addCleanup(shutil.rmtree, os.path.dirname(self.path))
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+        self.addCleanup(signal.signal, signal.SIGINT, handler)
         lost = []
         before, sys.unraisablehook = sys.unraisablehook, lost.append
         self.addCleanup(setattr, sys, "unraisablehook", before)
