@@ -99,8 +99,8 @@ def empty(shape: Sequence[int], dtype: Any, like: str, device: Any = None, *, na
 
 
 def _bytes(nbytes: int) -> memoryview:
-    """Returns new memory. Python would fill a large bytearray with zeros, which the system does when pages are used. Like
-    a bytearray, it is not shared with processes that fork."""
+    """Returns new memory. Python would fill a large bytearray with zeros, which the system does when pages are used.
+    Like a bytearray, it is not shared with processes that fork."""
     if nbytes < LARGE_NBYTES:
         return memoryview(bytearray(nbytes))
     return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
